@@ -502,8 +502,8 @@ def test_the_table_of_heads_shows_changes_from_the_baseline(client):
 def test_comparisons_of_probes_are_on_the_compare_page(client):
     with client.application.app_context():
         sections = resolve_url("/compare", {})[3].sections
-    assert list(sections) == ["Effective length at 1,024", "Position parameters", "Loss along the context"]
-    titles = [[block.figure.layout.title.text for block in blocks] for blocks in sections.values()]
+    assert list(sections) == ["", "Effective length at 1,024", "Position parameters", "Loss along the context"]
+    titles = [[block.figure.layout.title.text for block in blocks] for heading, blocks in sections.items() if heading]
     assert titles[0][:2] == [
         "Effective length at 1,024 of each head, compared with base",
         "Rank by effective length at 1,024, before and after",
@@ -520,7 +520,7 @@ def test_a_training_is_on_the_checkpoints_page(tmp_path: Path):
         writer.commit(["all"], synthetic_manifest(("base",)))
     with create_app(tmp_path).server.app_context():
         sections = resolve_url("/checkpoints", {})[3].sections
-    assert {heading: len(blocks) for heading, blocks in sections.items()} == {"Training": 3}
+    assert {heading: len(blocks) for heading, blocks in sections.items()} == {"": 0, "Training": 3}
 
 
 def test_checkpoints_with_mixed_lengths_are_detected(tmp_path: Path):

@@ -3,21 +3,26 @@
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
 from dash import html
 from support.refusals import assert_names
+from support.shipped_runs import shipped_path
 from support.synthetic_runs import synthetic_run
 
 from dashboards.app import create_app
 from dashboards.layout import resolve_url
 from dashboards.lazy_loading import RenderedPage
+from dashboards.tabs import visible_sections
+from dashboards.view_state import ViewState
 from headscope.heads import format_head
 from headscope.rendering import assembly
-from headscope.rendering.blocks import Card
+from headscope.rendering.blocks import Card, PageContent
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
+from headscope.runs.trainings import training_checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +50,37 @@ def test_the_overview_starts_with_five_to_eight_cards_that_link_to_existing_page
         components = [*rendered.initial_components(), *rendered.deferred_components()]
     assert str(components).count("Article(") == len(cards)
     assert isinstance(components[0], html.H1)
+
+
+def test_compare_and_checkpoints_start_with_the_answers_to_their_questions(run: Run) -> None:
+    with create_app(run.path.parent).server.app_context():
+        _, _, view, content = resolve_url("/compare", {"model": "learned", "baseline": "base"})
+        questions = [card.question for card in content.sections[""]]
+        assert questions == ["Which heads change most?", "Do the models predict better than base?"]
+        linked_view, linked = resolve_link(view, [*content.sections[""]][1])
+        assert "Loss along the context" in visible_sections(linked, linked_view)
+
+
+def test_checkpoints_start_with_the_roles_that_most_heads_take_on_during_the_training() -> None:
+    training = shipped_path("from-scratch")
+    with create_app(training.parent).server.app_context():
+        _, _, view, content = resolve_url("/checkpoints", {"run": training.name})
+        cards = [*content.sections[""]]
+        assert [card.question for card in cards] == [
+            "When do heads take on the role constant?",
+            "When do heads take on the role local?",
+        ]
+        assert_names(cards[0].caption, "0 in alibi-s0", "1,448 in nope-s0")
+        for card in cards:
+            assert not resolve_link(view, card)[0].notes
+            trainings = training_checkpoints(Run.open(training).manifest["models"])["training"]
+            assert {trace.name for trace in card.figure.data} == {*trainings}
+
+
+def resolve_link(view: ViewState, card: Card) -> tuple[ViewState, PageContent]:
+    """The page that a card leads to."""
+    path, _, query = view.resolve_link(card.href).partition("?")
+    return resolve_url(path, {key: values[0] for key, values in parse_qs(query).items()})[2:]
 
 
 def test_the_card_of_lengths_has_the_medians_of_the_heads_table(run: Run, cards: dict[str, Any]) -> None:

@@ -7,10 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.manifests import model_entry
+from support.shipped_runs import open_shipped
 
 from dashboards.pages import checkpoints
 from headscope.plots import role_emergence
-from headscope.runs.summary import default_models, training_checkpoints
+from headscope.runs.column_metadata import heads_with_role, measured_roles
+from headscope.runs.summary import default_models
+from headscope.runs.trainings import role_onsets, training_checkpoints
+from probes.measure.results import onset_results
 
 STEPS = (0, 1, 16, 256, 2048)
 TRAININGS = ("rope-s0", "alibi-s0")
@@ -153,7 +157,7 @@ def test_a_role_is_acquired_at_the_first_step_from_which_the_head_keeps_it() -> 
     flickering = heads()
     one_row = (flickering["model"] == "rope-s0:1") & (flickering["layer"] == 1) & (flickering["head"] == 2)
     flickering.loc[one_row, "previous_token"] = 0.9
-    onsets = role_emergence.role_onsets(flickering, COURSE, ["previous-token", "induction"])
+    onsets = role_onsets(flickering, COURSE, ["previous-token", "induction"])
     steps = onsets.set_index(["training", "layer", "head"])["step"]
     assert steps["rope-s0"].to_dict() == {(0, 0): 0, (0, 1): 16, (0, 2): 256, (1, 0): 0, (1, 1): 256, (1, 2): 2048}
     assert (1, 2) not in steps["alibi-s0"]
@@ -161,10 +165,36 @@ def test_a_role_is_acquired_at_the_first_step_from_which_the_head_keeps_it() -> 
     assert [len(trace.x) for trace in figure.data] == [6, 5]
 
 
-def test_role_onset_table_has_a_column_per_training_run() -> None:
-    table = checkpoints._role_onset_table(
-        role_emergence.role_onsets(heads(), COURSE, ["previous-token", "induction"]), TRAININGS
+def test_results_have_the_step_of_the_first_and_of_the_middle_head_of_every_role_in_every_training() -> None:
+    run = open_shipped("from-scratch")
+    course = training_checkpoints(run.manifest["models"]).set_index("label")
+    roles = run.heads[["model", "layer", "head"]].assign(
+        **{role: heads_with_role(run.heads, role) for role in measured_roles(run.heads)}
     )
+    expected = {}
+    for role in measured_roles(run.heads):
+        for training in course["training"].unique():
+            steps = course[course["training"] == training].sort_values("step")["step"]
+            onsets = []
+            for _, head in roles[roles["model"].isin(steps.index)].groupby(["layer", "head"]):
+                outcomes = head.set_index("model").reindex(steps.index)[role].tolist()
+                kept = next((index for index in range(len(steps)) if all(outcomes[index:])), None)
+                onsets += [] if kept is None else [steps.iloc[kept]]
+            if onsets:
+                expected[training, role] = (len(onsets), min(onsets), sorted(onsets)[(len(onsets) - 1) // 2])
+    results = {(result.where["training"], result.where["role"]): result for result in onset_results(run)}
+    assert {key: (result.n, result.details["first"], result.value) for key, result in results.items()} == expected
+    assert len(expected) > 20
+    assert course.loc[results["nope-s0", "constant"].model].to_dict() == {"training": "nope-s0", "step": 2048}
+
+
+def test_single_checkpoints_of_trainings_have_no_onsets() -> None:
+    assert [*onset_results(open_shipped("from-scratch-seeds"))] == []
+    assert [*onset_results(open_shipped("example"))] == []
+
+
+def test_role_onset_table_has_a_column_per_training_run() -> None:
+    table = checkpoints._role_onset_table(role_onsets(heads(), COURSE, ["previous-token", "induction"]), TRAININGS)
     assert table.column_names == ("role", "rope-s0", "alibi-s0")
     assert table.rows == [
         ("previous-token", "6 heads; first at step 0, half by step 16", "5 heads; first at step 0, half by step 256")
@@ -190,6 +220,9 @@ def test_a_slider_shows_the_heads_with_each_role_by_layer_at_one_step() -> None:
             [2, 2, 2, 3, 5][position],
         ]
     assert slider.active == 4
+    last = role_emergence.plot_roles_by_layer(heads(), COURSE[COURSE["step"] == 2048], ["previous-token"])
+    assert not last.layout.sliders
+    assert last.layout.height < figure.layout.height
     assert tuple(trace.name for trace in figure.data if trace.visible) == TRAININGS
 
 
@@ -206,8 +239,6 @@ def test_without_data_the_figures_are_empty() -> None:
         role_emergence.plot_training_by_layer(heads().drop(columns="previous_token"), "previous_token", COURSE),
         role_emergence.plot_role_counts(heads().assign(previous_token=np.nan), COURSE, ["previous-token"]),
         role_emergence.plot_roles_by_layer(heads().assign(previous_token=np.nan), COURSE, ["previous-token"]),
-        role_emergence.plot_role_onsets(
-            role_emergence.role_onsets(heads(), empty, ["previous-token"]), TRAININGS, STEPS
-        ),
+        role_emergence.plot_role_onsets(role_onsets(heads(), empty, ["previous-token"]), TRAININGS, STEPS),
     ):
         assert not figure.data

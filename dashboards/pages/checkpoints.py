@@ -14,7 +14,7 @@ from headscope.rendering.blocks import Block, Chart, LazySequence, PageContent, 
 from headscope.results.words import count_nouns
 from headscope.runs.column_metadata import columns_by_length, measured_roles, roles
 from headscope.runs.run import Run
-from headscope.runs.summary import training_checkpoints
+from headscope.runs.trainings import role_onsets, training_checkpoints
 
 NAME = "Checkpoints"
 PATH = "/checkpoints"
@@ -39,12 +39,13 @@ def content(run: Run, view: ViewState) -> PageContent:
     """The statistic and the roles by step, and what probes show of a training."""
     steps = assembly.training_steps(run)
     training_steps = training_checkpoints(run.manifest["models"])
-    sections: dict[str, Sequence[Block]] = {}
     heads = view.filter_heads(run.heads)
+    context = assembly.render_context(run, view.model, heads)
+    sections: dict[str, Sequence[Block]] = {"": LazySequence(assembly.cards_for_page(context, PATH))}
     if len(steps) > 1 and view.statistic_name:
         sections["Roles"] = LazySequence(_role_charts(heads, training_steps))
         sections["Over checkpoints"] = LazySequence(_statistic_charts(run, view, heads, training_steps))
-    for heading, charts in assembly.charts_for_page(assembly.render_context(run, view.model, heads), PATH).items():
+    for heading, charts in assembly.charts_for_page(context, PATH).items():
         sections[heading] = LazySequence(chain(sections.get(heading, ()), charts))
     if not any(sections.values()):
         reason = "No two models of these runs have a training step. Measure several checkpoints in one run: "
@@ -92,14 +93,17 @@ def _role_charts(heads: pd.DataFrame, training_steps: pd.DataFrame) -> Iterator[
         yield TextBlock([f"{text} Measure all of them at the same lengths."])
     yield Chart(
         role_emergence.plot_roles_by_layer(heads, training_steps, role_names),
-        "Number of heads of a layer that have the role; drag the slider to another step.",
+        "Number of heads of a layer that have the role"
+        + ("; drag the slider to another step." if training_steps["step"].nunique() > 1 else "."),
     )
     yield Chart(
         role_emergence.plot_role_counts(heads, training_steps, role_names),
         "Number of heads with the role at that step.",
         half_width=True,
     )
-    onsets = role_emergence.role_onsets(heads, training_steps, role_names)
+    if training_steps["step"].nunique() == 1:
+        return
+    onsets = role_onsets(heads, training_steps, role_names)
     trainings = list(dict.fromkeys(training_steps["training"]))
     yield Chart(
         role_emergence.plot_role_onsets(onsets, trainings, list(training_steps["step"])),

@@ -46,7 +46,10 @@ def content(run: Run, view: ViewState) -> PageContent:
     models = [baseline, *(label for label in compared if label not in omitted)]
     context = assembly.render_context(run, view.model, view.filter_heads(run.heads), models)
     title = statistic(view.statistic_name).title
-    sections: dict[str, Sequence[Block]] = {title: LazySequence(_statistic_charts(context, view, baseline))}
+    sections: dict[str, Sequence[Block]] = {
+        "": [] if "tab" in view.query else LazySequence(assembly.cards_for_page(context, PATH)),
+        title: LazySequence(_statistic_charts(context, view, baseline)),
+    }
     for heading, charts in assembly.charts_for_page(context, PATH).items():
         sections[heading] = LazySequence(chain(sections.get(heading, ()), charts))
     notes = "" if len(context.heads) else " No head matches the filters."

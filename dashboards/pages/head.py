@@ -21,7 +21,8 @@ from headscope.runs.aggregation import group_members
 from headscope.runs.column_metadata import capitalise, parse_column, roles, statistic
 from headscope.runs.head_profiles import head_roles
 from headscope.runs.run import Run
-from headscope.runs.summary import default_models_with, longest_ess_column_of, training_checkpoints
+from headscope.runs.summary import default_models_with, longest_ess_column_of
+from headscope.runs.trainings import training_checkpoints
 
 NAME = "Head"
 PATH = "/head"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from dashboards import explorer_components as explorer_components  # registers the components of explorer blocks
 from dashboards.empty_pages import command_for_run
@@ -14,9 +13,6 @@ from headscope.rendering.blocks import Block, LazySequence, PageContent, RenderC
 from headscope.results.collection import results_by_probe
 from headscope.results.result import Result
 from headscope.runs.run import Run
-
-MAX_CARDS = 2
-"""Cards on top of the page of a probe."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class ProbePage:
 def _answers(context: RenderContext, probe: Probe, results: Sequence[Result]) -> Iterator[Block]:
     """What the page answers: the cards of the probe, each a question, its answer and a picture; without cards its first
     headline, with the first chart below as the picture."""
-    cards = [*islice(assembly.probe_cards(context, probe), MAX_CARDS)]
+    cards = [*assembly.probe_cards(context, probe)]
     yield from cards
     headlines = [] if cards else run_results.headlines(results)[:1]
     if headlines:

@@ -10,10 +10,12 @@ import plotly.graph_objects as go
 from headscope.heads import Head
 from headscope.plots import axes, style
 from headscope.plots.axes import CountAxis
+from headscope.plots.top_heads import fit_to_card
 from headscope.runs.column_metadata import heads_with_role, statistic
+from headscope.runs.trainings import with_training_steps
 
-SLIDER_COLUMNS, SLIDER_HEIGHT = 4, 150
-"""Panels per row of a figure with a slider, and the height of the slider and the labels above it, in px."""
+SLIDER_COLUMNS, SLIDER_HEIGHT, ROLE_LABELS_HEIGHT = 4, 150, 80
+"""Panels per row of a figure with a slider, the height of the slider and the labels above it, and of these, in px."""
 MAX_LAYER_PANELS = 12
 """Maximum number of layer panels."""
 
@@ -30,7 +32,7 @@ def plot_training_by_layer(
     title = f"{stat.title} during training, by layer"
     if reason := style.missing_data_reason(heads, "model", statistic_name):
         return style.empty_figure(title, reason)
-    rows = _with_training_steps(heads, training_steps).dropna(subset=[statistic_name])
+    rows = with_training_steps(heads, training_steps).dropna(subset=[statistic_name])
     if rows.empty:
         return style.empty_figure(title, "no model has a training step")
     all_layers = sorted(rows["layer"].unique())
@@ -90,7 +92,7 @@ def plot_head_during_training(
 ) -> go.Figure:
     """Plot statistics of one head by training step: one panel per statistic, one line per training run."""
     title = f"Layer {head[0]}, head {head[1]} during training"
-    rows = _with_training_steps(heads[(heads["layer"] == head[0]) & (heads["head"] == head[1])], training_steps)
+    rows = with_training_steps(heads[(heads["layer"] == head[0]) & (heads["head"] == head[1])], training_steps)
     measured = [name for name in statistic_names if name in rows and rows[name].notna().any()]
     if not measured:
         return style.empty_figure(title, "no checkpoint has a score of this head")
@@ -111,7 +113,7 @@ def plot_head_during_training(
 def plot_role_counts(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: Sequence[str]) -> go.Figure:
     """Plot the number of heads with each role by training step: one panel per role, one line per training run."""
     title = "Heads with a role during training"
-    rows = _with_training_steps(heads, training_steps)
+    rows = with_training_steps(heads, training_steps)
     counts = {role: heads_with_role(rows, role).groupby([rows["training"], rows["step"]]).sum() for role in roles}
     counts = {role: count for role, count in counts.items() if count.any()}
     if not counts:
@@ -139,13 +141,26 @@ def plot_role_counts(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: S
     return figure.update_layout(showlegend=len(trainings) > 1)
 
 
+def plot_role_count(heads: pd.DataFrame, training_steps: pd.DataFrame, role: str) -> go.Figure:
+    """Plot the number of heads with one role by training step, one line per training run, for a card."""
+    rows = with_training_steps(heads, training_steps)
+    counts = heads_with_role(rows, role).groupby([rows["training"], rows["step"]]).sum().rename(role)
+    figure, step_axis = style.new_figure(f"Heads with the role {role} during training"), CountAxis(rows["step"])
+    for training, line_style in _training_line_styles([*dict.fromkeys(training_steps["training"])]).items():
+        curve = counts.loc[[training]].reset_index()
+        _add_line(figure, curve, role, style.escape_label(training), line_style, step_axis, True, {})
+    figure.update_xaxes(title_text="training step", **step_axis.settings)
+    figure.update_yaxes(title_text="heads", rangemode="tozero")
+    return style.fit_legend(fit_to_card(figure))
+
+
 def plot_roles_by_layer(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: Sequence[str]) -> go.Figure:
-    """Plot the number of heads with each role in each layer at one step, selected with a slider.
+    """Plot the number of heads with each role in each layer at one step, selected with a slider if there are several.
 
     One panel per training run; it shows the run's last step up to that of the slider.
     """
     title = "Heads with each role by layer"
-    rows = _with_training_steps(heads, training_steps)
+    rows = with_training_steps(heads, training_steps)
     rows = rows[["training", "step", "layer"]].join(pd.DataFrame({role: heads_with_role(rows, role) for role in roles}))
     present = [role for role in roles if rows[role].any()]
     if not present:
@@ -179,26 +194,12 @@ def plot_roles_by_layer(heads: pd.DataFrame, training_steps: pd.DataFrame, roles
     figure.update_yaxes(showgrid=False, dtick=max(1, int(rows["layer"].max()) // 8))
     style.set_outer_axis_titles(figure, len(trainings), "", "layer", SLIDER_COLUMNS)
     bar = {"title": {"text": "heads"}}
-    figure.update_layout(coloraxis={"colorscale": style.SEQUENTIAL_SCALE, "cmin": 0, "colorbar": bar}, sliders=[slider])
-    figure.update_layout(height=figure.layout.height + SLIDER_HEIGHT, margin_b=SLIDER_HEIGHT)
+    figure.update_layout(coloraxis={"colorscale": style.SEQUENTIAL_SCALE, "cmin": 0, "colorbar": bar})
+    labels_height = SLIDER_HEIGHT if len(steps) > 1 else ROLE_LABELS_HEIGHT
+    figure.update_layout(height=figure.layout.height + labels_height, margin_b=labels_height)
+    if len(steps) > 1:
+        figure.update_layout(sliders=[slider])
     return style.set_metadata(style.set_top_margin(figure, 74), value="heads", x="role", y="layer")
-
-
-def role_onsets(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: Sequence[str]) -> pd.DataFrame:
-    """The step at which each head acquires a role: the first step from which it has the role at all later steps.
-
-    Columns: training, role, layer, head, step. A head without the role at the last step has no row.
-    """
-    rows = _with_training_steps(heads, training_steps).sort_values("step", kind="stable")
-    onsets = []
-    for role in roles:
-        role_rows = rows[["training", "layer", "head", "step"]].assign(has_role=heads_with_role(rows, role))
-        for (training, layer, head), head_rows in role_rows.groupby(["training", "layer", "head"]):
-            has_role = head_rows["has_role"].to_numpy()
-            if has_role[-1]:
-                first = len(has_role) - int(np.argmin(has_role[::-1])) if not has_role.all() else 0
-                onsets.append((training, role, layer, head, int(head_rows["step"].iloc[first])))
-    return pd.DataFrame(onsets, columns=["training", "role", "layer", "head", "step"])
 
 
 def plot_role_onsets(onsets: pd.DataFrame, trainings: Sequence[str], measured_steps: Sequence[int]) -> go.Figure:
@@ -231,12 +232,6 @@ def plot_role_onsets(onsets: pd.DataFrame, trainings: Sequence[str], measured_st
     figure.update_xaxes(title_text="training step", range=step_axis.range, **step_axis.settings)
     figure.update_yaxes(tickvals=list(range(len(roles))), ticktext=roles, range=[len(roles) - 0.5, -0.5])
     return style.fit_legend(figure) if len(line_styles) > 1 else figure.update_layout(showlegend=False)
-
-
-def _with_training_steps(heads: pd.DataFrame, training_steps: pd.DataFrame) -> pd.DataFrame:
-    """The heads of the models with a training step, with the columns training and step."""
-    rows = heads.astype({"model": "str"}).merge(training_steps, left_on="model", right_on="label", how="inner")
-    return rows.sort_values("step", kind="stable")
 
 
 def _training_line_styles(trainings: Sequence[str]) -> dict[str, dict[str, Any]]:

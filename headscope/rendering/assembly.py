@@ -45,13 +45,15 @@ from headscope.runs.summary import (
     default_models,
     log_ratio_to_first,
     longest_ess_column,
-    training_checkpoints,
 )
+from headscope.runs.trainings import training_checkpoints
 
 Item = TypeVar("Item")
 
 MAX_CARDS = 8
 """Maximum number of cards of an overview."""
+MAX_PAGE_CARDS = 2
+"""Maximum number of cards on top of another page."""
 MAX_HEADS = 6
 """Maximum number of notable heads with charts of their own."""
 
@@ -222,8 +224,16 @@ def overview_cards(context: RenderContext) -> Iterator[Block]:
 
 
 def probe_cards(context: RenderContext, probe: Probe) -> Iterator[Block]:
-    """The cards of one probe, created lazily."""
-    yield from _iterate_part(probe, Probe.overview_cards, context)
+    """The first cards of one probe for its own page, at most `MAX_PAGE_CARDS`, created lazily."""
+    yield from islice(_iterate_part(probe, Probe.overview_cards, context), MAX_PAGE_CARDS)
+
+
+def cards_for_page(context: RenderContext, page: str) -> Iterator[Block]:
+    """The first cards of the probes for a page of several probes, at most `MAX_PAGE_CARDS`, created lazily."""
+    cards = (
+        card for probe in plugins.probes().values() for card in _iterate_part(probe, Probe.page_cards, context, page)
+    )
+    yield from islice(cards, MAX_PAGE_CARDS)
 
 
 def charts_for_page(context: RenderContext, page: str) -> dict[str, Sequence[Block]]:

@@ -14,11 +14,10 @@ from headscope.runs.summary import (
     default_models,
     differing_texts,
     equal_models,
-    latest_checkpoints,
     model_identity,
     models_with_same_tokens,
-    training_checkpoints,
 )
+from headscope.runs.trainings import latest_checkpoints, training_checkpoints
 
 TOPIC = "Models"
 PART_OF_TEXT = re.compile(r"(.+) \(\d+ of \d+\)")

@@ -4,8 +4,7 @@ Every probe adds its columns; this module joins them. A statistic is computed wi
 over documents (see `aggregation`).
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -13,11 +12,11 @@ import pandas as pd
 from headscope import plugins
 from headscope.estimates import method_column
 from headscope.model_identity import Comparison, ModelIdentity
-from headscope.model_spec import ModelSpec, SchemeSpec, shortest_distinct_names
 from headscope.probe import Probe
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import columns_by_length, statistic
 from headscope.runs.run_tables import RunTables
+from headscope.runs.trainings import latest_checkpoints, training_checkpoints
 
 MAX_TRAININGS = 10
 """Maximum number of training runs in one comparison."""
@@ -196,39 +195,6 @@ def model_identity(run: RunTables, label: str) -> ModelIdentity:
     return ModelIdentity.from_manifest(entry, run.manifest.get("inputs"))
 
 
-def training_checkpoints(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """The models with a training step: columns label, training, step.
-
-    Checkpoints in memory have no folder that names their training: they are named by what follows " \u00b7 " in the
-    labels of combined runs. An AdaRoPE adapter whose name has no step belongs to no training. Checkpoints count as one
-    training for each position scheme; the name of a training ends with the scheme if there are several. If two folders
-    have the same name, the names of their trainings have more of the path.
-    """
-    rows = [
-        {"label": model["label"], "training": training, "step": int(model["step"]), **_training_keys(model, training)}
-        for model in models
-        if model.get("step") is not None and (training := _training_name(model)) is not None
-    ]
-    if not rows:  # most runs of a folder, which the app searches
-        return pd.DataFrame(columns=["label", "training", "step"])
-    table = pd.DataFrame(rows)
-    folders = table.groupby("training")["folder"].unique()
-    for name in folders.index[folders.map(len) > 1]:
-        has_name = table["training"] == name
-        table.loc[has_name, "training"] = table["folder"][has_name].map(shortest_distinct_names([*folders[name]]))
-    has_schemes = (table.groupby("training")["scheme"].transform("nunique") > 1) & (table["scheme"] != "base")
-    table.loc[has_schemes, "training"] += " " + table["scheme"]
-    return table[["label", "training", "step"]]
-
-
-def latest_checkpoints(models: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Labels of all models except earlier checkpoints of a training."""
-    checkpoints = training_checkpoints(models)
-    last = checkpoints.sort_values("step", kind="stable").drop_duplicates("training", keep="last")["label"]
-    earlier = {*checkpoints["label"]} - {*last}
-    return [model["label"] for model in models if model["label"] not in earlier]
-
-
 def evenly_spaced(labels: Sequence[str], max_count: int = 6) -> list[str]:
     """At most `max_count` of the labels, evenly spaced, with the first and the last."""
     indices = np.unique(np.linspace(0, len(labels) - 1, min(max_count, len(labels))).round().astype(int))
@@ -259,20 +225,3 @@ def default_models_with(run: RunTables, model: str) -> list[str]:
     """The default models and `model`, in the order of the run."""
     labels = {*default_models(run), model}
     return [label for label in run.models if label in labels]
-
-
-def _training_keys(model: Mapping[str, Any], training: str) -> dict[str, str]:
-    """The folder of the checkpoints of a training, and the position scheme of all of them."""
-    text, options = str(model["scheme"]), model["scheme_options"]
-    scheme = SchemeSpec(text, text.partition(":")[0], options)  # that of GPT-2, learned, is none that a user can name
-    spec = ModelSpec(str(model["checkpoint"]), scheme=scheme)
-    # AdaRoPE that is trained with the checkpoint, or is the checkpoint, has another adapter at every step.
-    varies = spec.has_step_in_adapter or scheme.options.get("adapter", "").startswith(f"{spec.checkpoint}/")
-    return {"folder": spec.training_folder or training, "scheme": scheme.name if varies else scheme.text}
-
-
-def _training_name(model: Mapping[str, Any]) -> str | None:
-    if model["training"] is not None or "adapter" in model["scheme_options"]:
-        name: str | None = model["training"]
-        return name
-    return str(model["label"]).partition(" \u00b7 ")[2] or "training"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headscope.runs.run import Run
-from headscope.runs.summary import latest_checkpoints
+from headscope.runs.trainings import latest_checkpoints
 
 
 @dataclass(frozen=True)

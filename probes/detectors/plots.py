@@ -3,20 +3,21 @@
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.effects.sweep import Sweep, effects_table, sweep_effects
 from headscope.plots import axes, style
-from headscope.runs.aggregation import plain_types
+from headscope.runs.aggregation import mean_with_interval, plain_types
 from probes.detectors.analysis import KIND_COLUMNS
 
 
 def mean_over_sequences(rows: pd.DataFrame, *group_columns: str) -> pd.DataFrame:
     """Mean `score` over sequences with its interval (`low`, `high`) and mean `chance`, by model, kind and group
     columns."""
-    sweep = Sweep(keys=("model", *group_columns), sample="sequence", value="score", units=("kind",), limits=(0, 1))
-    models = [*rows["model"].cat.categories]
-    means = effects_table(sweep_effects(rows, sweep, models)).rename(columns={"effect": "score"})
-    chance = plain_types(rows).groupby([*sweep.keys, "kind"])["chance"].mean()
-    return means.join(chance, on=[*sweep.keys, "kind"]).astype({"model": rows["model"].dtype})
+    keys = ["model", *group_columns, "kind"]
+    by_sequence = plain_types(rows).rename(columns={"sequence": "doc"}).set_index([*keys, "doc"])
+    means = mean_with_interval(by_sequence["score"], "score", 0, 1).join(
+        by_sequence.groupby(level=keys)["chance"].mean()
+    )
+    means = means.rename(columns={"score_low": "low", "score_high": "high"})
+    return means.reset_index().astype({"model": rows["model"].dtype})
 
 
 def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: int) -> go.Figure:

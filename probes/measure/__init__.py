@@ -95,9 +95,14 @@ class Measure(Probe):
         return charts(context)
 
     def overview_cards(self, context: RenderContext) -> Iterable[Card]:
-        from probes.measure.overview_cards import overview_cards
+        from probes.measure.cards import overview_cards
 
         return overview_cards(context)
+
+    def page_cards(self, context: RenderContext, page: str) -> Iterable[Card]:
+        from probes.measure.cards import page_cards
+
+        return page_cards(context, page)
 
     def head_card(self, run: Run, model: str, layer: int, head: int) -> Iterable[Block]:
         from probes.measure.report import head_card

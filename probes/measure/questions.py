@@ -2,9 +2,10 @@
 
 from headscope.results.questions import Question
 
-LENGTHS, GROWTH, CHANGE, LOGITS, LOSS, PAIRS, POSITIONS = (
+LENGTHS, GROWTH, TRAINING, CHANGE, LOGITS, LOSS, PAIRS, POSITIONS = (
     "Effective length",
     "Growth with context",
+    "Roles during training",
     "Change against the first model",
     "Largest logits",
     "Loss",
@@ -68,6 +69,14 @@ QUESTIONS = (
         sentence="In {model}, the effective length grows almost in proportion to the context in {value} of "
         "{n:n heads}[ of the {layers} layers] (exponent above {limit}, as expected of aggregation heads)",
         number=".0f",
+    ),
+    Question(
+        name="roles.onset",
+        topic=TRAINING,
+        sentence="The role {role} is that of {n:n heads} at the last step of {training}, of half of them from step "
+        "{value} on, and of the first from step {first:,}",
+        answer="The step from which half of the heads with the role {role} at the last step have it is {values}",
+        number=",.0f",
     ),
     Question(
         name="length.ratio",

@@ -30,8 +30,8 @@ from headscope.runs.summary import (
     longest_ess_column,
     models_with_same_tokens,
     same_text_mask,
-    training_checkpoints,
 )
+from headscope.runs.trainings import training_checkpoints
 
 CARD_HEIGHT = 300
 """Height of the chart on the card of a head, in px."""

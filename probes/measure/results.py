@@ -22,7 +22,7 @@ from headscope.results.ranks import head_ranks
 from headscope.results.result import Result, Scalar
 from headscope.results.samples import extreme_head_result, head_result, mean_result
 from headscope.runs.aggregation import plain_types, rows_at_longest_length
-from headscope.runs.column_metadata import exceeds, falls_below, heads_with_role, parse_column
+from headscope.runs.column_metadata import exceeds, falls_below, heads_with_role, measured_roles, parse_column
 from headscope.runs.run import Run
 from headscope.runs.summary import (
     default_models,
@@ -32,6 +32,7 @@ from headscope.runs.summary import (
     longest_ess_column_of,
     models_with_same_tokens,
 )
+from headscope.runs.trainings import role_onsets, training_checkpoints
 from probes.measure.analysis import (
     AGGREGATION_GROWTH,
     LOCAL_LENGTH,
@@ -56,6 +57,7 @@ def results(run: Run) -> Iterator[Result]:
         yield from _length_results(run, heads, name)
         yield from _growth_results(run, heads, name)
         yield from _change_results(run, heads, name)
+    yield from onset_results(run)
     yield from _logit_results(run, labels)
     yield from _loss_results(run, labels)
     for label, rows in heads_by_model(heads, "cov"):
@@ -237,6 +239,28 @@ def _growth_results(run: Run, heads: pd.DataFrame, name: str) -> Iterator[Result
         }
         for question, (value, details) in values.items():
             yield Result(question=question, value=value, n=len(rows), model=label, where=where, details=details)
+
+
+def onset_results(run: Run) -> Iterator[Result]:
+    """For every role and every training of several checkpoints: the step from which half of the heads that have the
+    role at the last step have it."""
+    checkpoints = training_checkpoints(run.manifest["models"])
+    checkpoints = checkpoints[checkpoints.groupby("training")["step"].transform("nunique") > 1]
+    if checkpoints.empty or run.heads.empty:
+        return
+    last = checkpoints.sort_values("step").drop_duplicates("training", keep="last").set_index("training")["label"]
+    groups: Any = role_onsets(run.heads, checkpoints, measured_roles(run.heads)).groupby(
+        ["role", "training"], sort=False
+    )
+    for (role, training), steps in groups["step"]:
+        yield Result(
+            question="roles.onset",
+            value=float(steps.quantile(0.5, interpolation="lower")),
+            n=len(steps),
+            model=str(last[training]),
+            where={"training": training, "role": role},
+            details={"first": int(steps.min())},
+        )
 
 
 def _change_results(run: Run, heads: pd.DataFrame, name: str) -> Iterator[Result]:

@@ -1,20 +1,29 @@
-"""Cards of the probe `measure` for the overview: effective lengths, what changes most, and the loss."""
+"""Cards of the probe `measure`: effective lengths, what changes most, the loss, and the roles during training."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from headscope.heads import format_head
 from headscope.plots import head_matrices as head_figures
-from headscope.plots import loss
+from headscope.plots import loss, role_emergence
 from headscope.plots.top_heads import fit_to_card, hide_long_legend, plot_unit_bars
 from headscope.rendering.blocks import Card, RenderContext
 from headscope.rendering.explorer_blocks import query_link
+from headscope.results.result import Result
 from headscope.results.words import answer, sentence
 from headscope.runs.column_metadata import parse_column
 from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask
-from probes.measure.results import CHANGED_HEADS, changed_heads, loss_difference_results, median_length
+from headscope.runs.trainings import training_checkpoints
+from probes.measure.results import (
+    CHANGED_HEADS,
+    changed_heads,
+    loss_difference_results,
+    median_length,
+    onset_results,
+)
 
 
 def overview_cards(context: RenderContext) -> Iterator[Card]:
@@ -22,6 +31,15 @@ def overview_cards(context: RenderContext) -> Iterator[Card]:
     yield from _length_card(context)
     yield from _change_card(context)
     yield from _loss_card(context)
+
+
+def page_cards(context: RenderContext, page: str) -> Iterator[Card]:
+    """The cards on top of Compare and of Checkpoints, as far as the run has their tables."""
+    if page == "/compare":
+        yield from _change_card(context)
+        yield from _loss_card(context)
+    elif page == "/checkpoints":
+        yield from _role_cards(context)
 
 
 def _length_card(context: RenderContext) -> Iterator[Card]:
@@ -89,5 +107,23 @@ def _loss_card(context: RenderContext) -> Iterator[Card]:
         answer([result for result in differences if result.where["context_length"] == length]),
         half_width=True,
         question=f"Do the models predict better than {models[0]}?",
-        href=query_link("/compare"),
+        href=query_link("/compare", tab="loss-along-the-context"),
     )
+
+
+def _role_cards(context: RenderContext) -> Iterator[Card]:
+    """A card for each of the roles that most heads take on during training, not all of them before the first step."""
+    by_role: dict[str, list[Result]] = {}
+    for result in onset_results(context.run):
+        by_role.setdefault(str(result.where["role"]), []).append(result)
+    changing = {role: results for role, results in by_role.items() if any(result.value > 0 for result in results)}
+    checkpoints = training_checkpoints(context.run.manifest["models"])
+    for role in sorted(changing, key=lambda role: -sum(result.n or 0 for result in changing[role])):
+        trainings = [replace(result, model=str(result.where["training"])) for result in changing[role]]
+        yield Card(
+            role_emergence.plot_role_count(context.run.heads, checkpoints, role),
+            answer(trainings),
+            half_width=True,
+            question=f"When do heads take on the role {role}?",
+            href=query_link("/heads", role=role, model=changing[role][0].model),
+        )

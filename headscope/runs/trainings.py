@@ -1,0 +1,89 @@
+"""Trainings: which models of a run are checkpoints of one, and the step from which each head has a role."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope.model_spec import ModelSpec, SchemeSpec, shortest_distinct_names
+from headscope.runs.column_metadata import heads_with_role
+
+
+def training_checkpoints(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """The models with a training step: columns label, training, step.
+
+    Checkpoints in memory have no folder that names their training: they are named by what follows " \u00b7 " in the
+    labels of combined runs. An AdaRoPE adapter whose name has no step belongs to no training. Checkpoints count as one
+    training for each position scheme; the name of a training ends with the scheme if there are several. If two folders
+    have the same name, the names of their trainings have more of the path.
+    """
+    rows = [
+        {"label": model["label"], "training": training, "step": int(model["step"]), **_training_keys(model, training)}
+        for model in models
+        if model.get("step") is not None and (training := _training_name(model)) is not None
+    ]
+    if not rows:  # most runs of a folder, which the app searches
+        return pd.DataFrame(columns=["label", "training", "step"])
+    table = pd.DataFrame(rows)
+    folders = table.groupby("training")["folder"].unique()
+    for name in folders.index[folders.map(len) > 1]:
+        has_name = table["training"] == name
+        table.loc[has_name, "training"] = table["folder"][has_name].map(shortest_distinct_names([*folders[name]]))
+    has_schemes = (table.groupby("training")["scheme"].transform("nunique") > 1) & (table["scheme"] != "base")
+    table.loc[has_schemes, "training"] += " " + table["scheme"]
+    return table[["label", "training", "step"]]
+
+
+def latest_checkpoints(models: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Labels of all models except earlier checkpoints of a training."""
+    checkpoints = training_checkpoints(models)
+    last = checkpoints.sort_values("step", kind="stable").drop_duplicates("training", keep="last")["label"]
+    earlier = {*checkpoints["label"]} - {*last}
+    return [model["label"] for model in models if model["label"] not in earlier]
+
+
+def with_training_steps(heads: pd.DataFrame, checkpoints: pd.DataFrame) -> pd.DataFrame:
+    """The heads of the models with a training step, by step, with the columns of `training_checkpoints`."""
+    rows = heads.astype({"model": "str"}).merge(checkpoints, left_on="model", right_on="label", how="inner")
+    return rows.sort_values("step", kind="stable")
+
+
+def role_onsets(heads: pd.DataFrame, checkpoints: pd.DataFrame, roles: Sequence[str]) -> pd.DataFrame:
+    """The step from which each head has a role: the first step from which it has the role at all later steps.
+
+    Columns: training, role, layer, head, step. A head without the role at the last step has no row.
+    """
+    rows = with_training_steps(heads, checkpoints)
+    onsets = [pd.DataFrame(columns=["training", "role", "layer", "head", "step"])]
+    for role in roles:
+        outcomes = rows.assign(role=role, has_role=heads_with_role(rows, role))
+        for _, of_training in outcomes.groupby("training"):
+            by_head = (
+                of_training.groupby(["training", "role", "layer", "head", "step"])["has_role"].last().unstack("step")
+            )
+            # A step at which a head was not measured is one without the role.
+            without = ~by_head.fillna(False).to_numpy(dtype=bool)
+            first = np.where(without.any(axis=1), len(by_head.columns) - np.argmax(without[:, ::-1], axis=1), 0)
+            kept = first < len(by_head.columns)
+            if kept.any():
+                heads_kept = by_head.index[kept].to_frame(index=False)
+                onsets.append(heads_kept.assign(step=by_head.columns.to_numpy()[first[kept]]))
+    return pd.concat(onsets[1:] or onsets, ignore_index=True)
+
+
+def _training_keys(model: Mapping[str, Any], training: str) -> dict[str, str]:
+    """The folder of the checkpoints of a training, and the position scheme of all of them."""
+    text, options = str(model["scheme"]), model["scheme_options"]
+    scheme = SchemeSpec(text, text.partition(":")[0], options)  # that of GPT-2, learned, is none that a user can name
+    spec = ModelSpec(str(model["checkpoint"]), scheme=scheme)
+    # AdaRoPE that is trained with the checkpoint, or is the checkpoint, has another adapter at every step.
+    varies = spec.has_step_in_adapter or scheme.options.get("adapter", "").startswith(f"{spec.checkpoint}/")
+    return {"folder": spec.training_folder or training, "scheme": scheme.name if varies else scheme.text}
+
+
+def _training_name(model: Mapping[str, Any]) -> str | None:
+    if model["training"] is not None or "adapter" in model["scheme_options"]:
+        name: str | None = model["training"]
+        return name
+    return str(model["label"]).partition(" \u00b7 ")[2] or "training"
