@@ -111,6 +111,7 @@ def test_rows_equal_passes_with_the_heads_ablated_alone_and_together(folder: Pat
         assert row["metric_after"] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("most", "batches"), [(1, [1] * 6), (4, [4, 2]), (100, [6])])
 def test_named_heads_and_their_controls_are_ablated_in_batches(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, batches: list[int]
@@ -214,6 +215,7 @@ def test_resampled_outputs_come_from_the_other_prompts_of_the_same_length(
             assert values.to_list() == [pytest.approx(sum(expected) / len(expected), abs=1e-4)]
 
 
+@pytest.mark.slow
 def test_draws_limit_the_other_prompts_and_follow_the_seed(folder: Path, tmp_path: Path) -> None:
     file = write_prompts(tmp_path / "own.jsonl", *(f"w{n} w5 w{n + 9}" for n in range(6)))
 
@@ -255,6 +257,7 @@ def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder
         assert sign * lowest.value >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("named", "control", "verdict"),
     [
@@ -327,6 +330,7 @@ def test_heads_come_from_a_saved_set_and_from_the_top_heads_of_a_run(folder: Pat
         assert {*again.table("ablation_sets")["size"]} == {len({*expected, (1, 1)})}
 
 
+@pytest.mark.slow
 def test_the_set_needle_ablates_heads_while_the_model_answers_about_a_hidden_fact(folder: Path, tmp_path: Path) -> None:
     words = load_tokenizer("smollm2-135m")
     module = families.build("llama", {"vocab_size": len(words)})
@@ -421,6 +425,7 @@ def test_two_files_of_one_name_are_refused(refused: Callable[..., str], folder: 
     assert_names(line, "two", "'own'")
 
 
+@pytest.mark.slow
 def test_report_and_head_page_have_the_changes_of_every_head(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, pairs=4, lengths=(256,))
     (group,) = report.charts(assembly.render_context(run))

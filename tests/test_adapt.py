@@ -39,6 +39,9 @@ from headscope.training.adapter_trainer import AdapterTrainer, frozen_weights, w
 from headscope.training.adarope_variants import VARIANT_SETUPS
 from headscope.training.sequence_sampler import SequenceSampler
 
+pytestmark = pytest.mark.slow
+
+
 NATIVE, FACTOR = 48, 8
 LETTERS = "abcdefghijklmnopqrstuvwxyz ,.;:!?'\n-"
 
@@ -120,7 +123,6 @@ def metadata_of(adapter: Path) -> dict[str, Any]:
 # Results of a training ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_learned_positions_beat_yarn_beyond_the_native_length(trained_run: Run) -> None:
     nll = trained_run.validation[trained_run.validation["position"] > NATIVE]
     by_step = {step: np.average(rows["nll"], weights=rows["tokens"]) for step, rows in nll.groupby("step")}
@@ -250,7 +252,6 @@ def test_fixed_log_changes_nothing_up_to_the_native_length_and_grows_beyond(fold
     assert ratio[2].item() == pytest.approx(np.log(3) / np.log(2), rel=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["yarn-lora", "joint", "adarope-lora", "adarope-joint"])
 def test_a_strategy_with_lora_can_be_trained_saved_and_measured(
     strategy: str, trained_run: Run, folder: Path, tmp_path: Path
@@ -319,7 +320,6 @@ def saved_adapters(out: Path) -> list[Path]:
     return list(out.glob(".adapt-*.partial/files/adapters/step-*.safetensors"))
 
 
-@pytest.mark.slow
 def test_a_killed_and_resumed_training_ends_with_the_same_adapter(folder: Path, tmp_path: Path) -> None:
     """kill -9 during training, twice, then resume; each child process pauses after 3 of the 8 steps."""
     content = study_content(folder, save_every=1, phases=[{"length": 128, "steps": 8}])

@@ -47,6 +47,7 @@ def test_the_question_is_asked_if_most_corrupted_prompts_favour_the_answer() -> 
     assert_names(question, "2 of 3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["patch", "paths"])
 def test_a_warning_asks_about_exchanged_prompts(
     command: str, headscope: Callable[..., tuple[int, str, str]], tmp_path: Path

@@ -134,6 +134,7 @@ def test_a_model_has_one_style_in_all_runs() -> None:
     assert named == colour(["yarn"]), "a label that two runs share keeps the style of its scheme"
 
 
+@pytest.mark.slow
 def test_the_default_model_is_no_intermediate_checkpoint(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("step 10", "step 20", "base"), layers=1, heads=2, groups=1, docs=1)
     for entry, step in zip(run.manifest["models"], (10, 20, None), strict=True):

@@ -20,6 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return synthetic_run(tmp_path_factory.mktemp("runs"), pairs=3, lengths=(256,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "column"),
     [
@@ -39,6 +40,7 @@ def test_every_row_is_the_cell_of_its_labels(run: Run, name: str, column: str) -
         assert array.values[place] == pytest.approx(row[column])
 
 
+@pytest.mark.slow
 def test_the_default_axes_are_the_keys_that_vary(run: Run) -> None:
     array = run.array("patching", model="base", activation="z", method="exact", position=-1, prompts="ioi")
     assert {"layer", "head"} <= {*array.axes} <= {"pair", "layer", "head", "direction"}

@@ -66,6 +66,7 @@ def test_every_term_in_every_row_equals_a_reference_by_hooks(family: str) -> Non
     assert_close(total, expected.difference, scale)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.integers(3, families.VOCAB - 1), st.integers(3, families.VOCAB - 1), st.integers(1, 12))
 def test_terms_add_up_and_exchanged_answers_change_the_sign(answer: int, wrong: int, length: int) -> None:

@@ -100,6 +100,7 @@ def sets_of(model: Model) -> list[tuple[Intervention, list[Unit]]]:
     return sets + [(streaming, heads[:2]), (streaming, heads[-1:])] * (model.module.config.model_type != "hy_v4")
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sets_of_units_in_batches_have_the_influence_of_single_replays(
@@ -153,6 +154,7 @@ def pair_of(family: str) -> PairTokens:
     return PairTokens(clean, corrupted, clean[0, -1:], torch.tensor([9]), LENGTH)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("activation", get_args(Activation))

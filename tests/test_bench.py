@@ -226,6 +226,7 @@ SMALL_SHAPE = {
 }
 
 
+@pytest.mark.slow
 def test_bench_of_a_shape_needs_no_checkpoint_and_no_plotly() -> None:
     """Nor does it need an example run. In a process of its own, where plotly cannot be imported."""
     code = f"""

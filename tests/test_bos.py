@@ -77,6 +77,7 @@ def test_patching_with_the_choice_equals_patching_prompts_that_hold_the_token(tm
     assert not np.allclose(effects[0], effects[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", ["ablate", "attribution", "detectors", "paths"])
 def test_other_probes_follow_the_choice(tmp_path: Path, probe: str) -> None:
     """Their numbers are those of a tokenizer that adds the token by itself."""

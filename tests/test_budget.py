@@ -146,6 +146,7 @@ def test_kept_tokens_are_those_that_the_last_query_sees(
         assert len(streaming) == min(length, sink + recent)
 
 
+@pytest.mark.slow
 def test_the_run_is_valid_and_every_order_has_a_point_per_share(run: Run) -> None:
     assert validate(run) == []
     changes = loss_changes(run)
@@ -155,6 +156,7 @@ def test_the_run_is_valid_and_every_order_has_a_point_per_share(run: Run) -> Non
     assert changes.groupby(["context_length", "doc"])[1.0].nunique().eq(1).all()  # all streaming is one pass
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_losses_equal_the_model_under_a_boolean_mask(run: Run, place: Path) -> None:
     """Every key that a streaming head does not see is masked in a dense computation, layer by layer."""
@@ -206,6 +208,7 @@ def test_effective_length_and_local_mass_are_those_of_measure(run: Run, place: P
     assert scores["local_mass"].mean().to_numpy() == pytest.approx(measured["local_mass"].to_numpy(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_resumes_to_the_same_bytes(run: Run, place: Path, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         run_study(build_study(study(place)), tmp_path, progress=StopsAfter(16))
@@ -246,6 +249,7 @@ def scores_by_seed(model: hs.Model, ids: list[int], rows: int | None, seeds: int
     return [pd.DataFrame(columns) for columns in tables]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_scores_of_sampled_rows_are_unbiased_and_their_errors_are_those_over_seeds(family: str) -> None:
     model = hs.load(families.MEASURABLE[family]())

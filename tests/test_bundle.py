@@ -107,6 +107,7 @@ def parsed(site: Path) -> dict[str, Parsed]:
     return {file.relative_to(site).as_posix(): Parsed(file) for file in site.rglob("*.html")}
 
 
+@pytest.mark.slow
 def test_every_link_leads_to_a_file_of_the_bundle(site: Path, parsed: dict[str, Parsed]) -> None:
     for name, page in parsed.items():
         assert len(page.links) > 5
@@ -120,6 +121,7 @@ def test_every_link_leads_to_a_file_of_the_bundle(site: Path, parsed: dict[str, 
     assert not re.search(r"url\(|@import", (site / "site.css").read_text())
 
 
+@pytest.mark.slow
 def test_bundle_has_every_head_page_and_every_page_with_content(run: Run, parsed: dict[str, Parsed]) -> None:
     heads = {f"head/{layer}.{head}.html" for layer in range(LAYERS) for head in range(HEADS)}
     stats = {f"heads/{name}.html" for name in assembly.run_statistics(run)}
@@ -135,6 +137,7 @@ def test_bundle_has_every_head_page_and_every_page_with_content(run: Run, parsed
     assert not parsed.keys() & {"runs.html", "checkpoints.html", "influence.html", "reads.html"}, "nothing to say"
 
 
+@pytest.mark.slow
 def test_head_page_has_the_apps_charts_for_every_model(run: Run, parsed: dict[str, Parsed]) -> None:
     page = parsed["head/1.1.html"]
     charts = {
@@ -232,6 +235,7 @@ def test_a_run_without_models_is_bundled(tmp_path: Path) -> None:
     assert (tmp_path / "scaling.html").is_file()
 
 
+@pytest.mark.slow
 def test_default_models_share_their_charts_and_every_other_model_has_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +259,7 @@ def test_default_models_share_their_charts_and_every_other_model_has_its_own(
     assert prepared == [16], "the data of all views are computed at once"
 
 
+@pytest.mark.slow
 def test_a_head_page_of_a_bundle_shows_what_the_page_of_each_model_shows(tmp_path: Path) -> None:
     models = [f"model {number}" for number in range(9)]
     run = synthetic_run(tmp_path, models, probes=("measure",), layers=2, heads=2, pairs=4, lengths=(64, 256), docs=3)

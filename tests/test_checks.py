@@ -292,6 +292,7 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bound", "code", "outcome"),
     [
@@ -331,6 +332,7 @@ def test_written_checks_pass_on_their_run(headscope: Command, nights: list[Path]
     assert_names(err, file, "exists")
 
 
+@pytest.mark.slow
 def test_compare_prints_what_changed(headscope: Command, nights: list[Path]) -> None:
     code, out, _ = headscope("compare", *nights, "--all")
     assert code == 0
@@ -352,6 +354,7 @@ def test_checks_in_python_take_mappings(nights: list[Path]) -> None:
         hs.check(nights[0], [{"result": "loss.mean", "atmost": 9}])
 
 
+@pytest.mark.slow
 def test_report_of_two_runs_has_the_changes_between_them(nights: list[Path]) -> None:
     page = render_report([Run.open(path) for path in nights])
     assert "Changes between the runs" in page
@@ -370,6 +373,7 @@ def head_bound(path: Path, earlier: Path, **check: Any) -> CheckResult:
     return outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statistic", ["ess2_256", "growth"])
 def test_a_named_head_is_paired_with_itself_by_document(statistic: str, nights: list[Path]) -> None:
     values = [Run.open(path).heads.query("layer == 1 and head == 2")[statistic].iloc[0] for path in nights]
@@ -379,6 +383,7 @@ def test_a_named_head_is_paired_with_itself_by_document(statistic: str, nights: 
     assert (same.outcome, same.low, same.high) == ("passes", 0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregate", [{"median": True}, {"count_above": 20.0}, {"count_below": 20.0}])
 def test_counts_and_medians_of_equal_runs_have_not_changed(aggregate: dict[str, Any], nights: list[Path]) -> None:
     same = head_bound(nights[0], nights[0], statistic="ess2_256", falls_at_most=0, **aggregate)
@@ -419,6 +424,7 @@ def sampled_run(values: np.ndarray) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_checks_and_comparisons_cover_every_model_although_reports_show_few(nights: list[Path], tmp_path: Path) -> None:
     labels = tuple(f"step-{number}" for number in range(9))
     sizes: dict[str, Any] = {"layers": 2, "heads": 2, "lengths": (128,), "pairs": 2, "probes": ("measure",)}

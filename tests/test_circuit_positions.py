@@ -32,6 +32,7 @@ def logits(record: AttentionRecord) -> torch.Tensor:
     return record.scaling * record.q @ k.transpose(1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen2", "qwen3", "gemma3", "phi", "phi3", "gpt_neox", "glm", "olmo2"])
 @pytest.mark.parametrize("scheme", ["base", "yarn:factor=4"])
 def test_first_layer_logits_of_a_text_equal_those_of_token_pairs(name: str, scheme: str) -> None:

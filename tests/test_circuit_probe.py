@@ -172,6 +172,7 @@ def test_zero_ablation_equals_eager_attention(folder: Path, tmp_path: Path) -> N
     check_tables(measured(folder, tmp_path, complement="zero", random_subsets=4), eager, lambda number: [zeros])
 
 
+@pytest.mark.slow
 def test_resample_ablation_by_all_other_reference_prompts_equals_eager_attention(folder: Path, tmp_path: Path) -> None:
     eager = EagerCircuit(folder)
     outputs = [eager.outputs(pair.corrupted) for pair in eager.reference]
@@ -367,6 +368,7 @@ def test_a_member_whose_removal_clearly_improves_the_circuit_is_harmful(run: Run
     assert_names(headline(minimal), "L1H2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "obtained"), [(4, 4), (6, 6), (50, 6)])
 def test_random_subsets_are_distinct_and_neither_empty_nor_all(
     folder: Path, tmp_path: Path, asked: int, obtained: int
@@ -432,6 +434,7 @@ def test_one_prompt_warns_that_the_greedy_test_is_left_out(
         assert_names(warning, "base", "'first-1'")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", [{}, {"complement": "resample", "draws": 3}, {"greedy": 0}])
 def test_progress_inside_a_cell_adds_up_to_its_cost(folder: Path, tmp_path: Path, section: dict[str, Any]) -> None:
     progress = RecordedProgress()

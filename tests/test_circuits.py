@@ -24,6 +24,7 @@ def opened(name: str) -> tuple[Model, ModelWeights]:
     return model, inspect_head_weights(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ov_and_qk_circuits_equal_dense_products(name: str) -> None:
     model, weights = opened(name)

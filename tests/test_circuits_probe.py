@@ -160,6 +160,7 @@ def test_gated_heads_are_refused_by_name() -> None:
 # A study -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_study_stores_valid_tables_and_repeats_byte_for_byte(place: Path, run: Run) -> None:
     assert validate(run) == []
     again = run_study(build_study(study(place)), place / "again")
@@ -183,6 +184,7 @@ def why_here(run: Run, **query: str) -> list[Any]:
     return [*content.sections["Why here?"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["w5 w6 w7 w5 w9 w6 w5 w8 w7", None])
 def test_the_lens_names_the_command_that_attributes_a_row_and_then_shows_it(
     place: Path, prompt: str | None, tmp_path: Path, request: pytest.FixtureRequest
@@ -216,6 +218,7 @@ def test_mean_contributions_sum_to_the_mean_logit(run: Run) -> None:
     assert means.sum().to_numpy() == pytest.approx(float(one[1]["logit"].mean()), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_findings_charts_and_page_name_the_heads(run: Run, tmp_path: Path) -> None:
     by_question = {result.question: result for result in results(run)}
     rows = run.qk_rows[(run.qk_rows["model"] == by_question["circuits.logit"].model)]

@@ -56,6 +56,7 @@ def test_compared_models_are_identified_by_their_schemes(run_of: RunOf) -> None:
     assert [*ComparedModels.find_in(run)] == [ComparedModels("base", YARN, BARE, LEARNED)]
 
 
+@pytest.mark.slow
 def test_every_adarope_model_is_compared_with_the_yarn_it_started_from(run_of: RunOf) -> None:
     run = run_of("base", YARN, LEARNED, "adarope:adapter=y", "yarn:factor=2")
     positions = run.positions
@@ -74,6 +75,7 @@ def test_every_adarope_model_is_compared_with_the_yarn_it_started_from(run_of: R
     assert [models.yarn for models in ComparedModels.find_in(run)] == ["yarn:factor=2"] * 2
 
 
+@pytest.mark.slow
 def test_a_run_without_an_adarope_model_has_no_adaptation_claims(run_of: RunOf) -> None:
     run = run_of("base", YARN)
     assert adaptation_claims(run) == {}
@@ -81,6 +83,7 @@ def test_a_run_without_an_adarope_model_has_no_adaptation_claims(run_of: RunOf) 
     assert {claim.question for claim in claims(run_of("base", LEARNED))} > {"retrieval.ablation_claim"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "verdict"), [((LEARNED, YARN), "supported"), ((YARN, LEARNED), "not supported")])
 def test_the_loss_is_compared_with_yarn_in_every_bin(order: tuple[str, str], verdict: str, run_of: RunOf) -> None:
     run = run_of("base", *order)  # each model's loss is 0.05 above the previous one's
@@ -94,6 +97,7 @@ def test_the_loss_is_compared_with_yarn_in_every_bin(order: tuple[str, str], ver
     assert claim.details == {"bins": bins, "below": below, "certain": below}
 
 
+@pytest.mark.slow
 def test_claims_need_measurements_of_both_models(run_of: RunOf) -> None:
     """The AdaRoPE model may have only influence tables, or losses of other texts."""
     names = {name for name, _ in adaptation_claims(run_of("base", YARN, LEARNED))}
@@ -113,6 +117,7 @@ def test_claims_need_measurements_of_both_models(run_of: RunOf) -> None:
     assert ("loss", LEARNED) not in adaptation_claims(run)
 
 
+@pytest.mark.slow
 def test_the_verdicts_follow_the_parameters(run_of: RunOf) -> None:
     """Synthetic parameters: tau from 1 to 1.05, gamma from 0 up, frequency change grows with the pair."""
     run, names = run_of("base", YARN, LEARNED), ("tau", "gamma")
@@ -181,6 +186,7 @@ def test_the_start_of_a_training_is_needed_for_the_claim_about_evenness(run_of: 
     assert (claim.verdict, claim.reason) == ("inconclusive", "start")
 
 
+@pytest.mark.slow
 def test_the_comparison_page_has_every_claim_and_every_position_bin(run_of: RunOf) -> None:
     run = run_of("base", LEARNED, YARN)
     text = comparison_page(run)
@@ -211,6 +217,7 @@ def reset_claims(run: Run, **effects_by_table: pd.Series) -> dict[tuple[str, str
     }
 
 
+@pytest.mark.slow
 def test_influence_claims_depend_on_concentration_top_head_and_sum(run_of: RunOf) -> None:
     run = run_of("base", LEARNED)
     heavy_tail, top_head = ("influence.heavy_tail", "scale"), ("influence.tail_head", "scale")

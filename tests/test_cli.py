@@ -69,6 +69,7 @@ def test_a_missing_path_is_reported_as_missing(refused):
     assert_names(refused(3, "run", "--model", "./nowhere/model", "--length", 64), "'./nowhere/model'")
 
 
+@pytest.mark.slow
 def test_a_truncated_gguf_is_refused_and_leaves_no_cache(refused, tmp_path, monkeypatch):
     monkeypatch.setenv("HEADSCOPE_CACHE", str(tmp_path / "cache"))
     cut = truncated_gguf(tmp_path)

@@ -138,6 +138,7 @@ def case_inputs(
     return q, k, v, AttentionVariant(dims[0] ** -0.5, **rule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preferred", [MATH, FLASH, EFFICIENT, CUDNN])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_output_and_log_sum_exp_have_the_right_shape_dtype_and_device(
@@ -226,6 +227,7 @@ def test_capture_edits_and_schemes_use_no_cpu_tensors(
     assert devices == [{"cuda"}] * 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [2, 5])
 @pytest.mark.parametrize("rows", [64, None])
 def test_a_pass_waits_for_the_gpu_three_times_whatever_the_number_of_layers(
@@ -256,6 +258,7 @@ def test_a_sliding_window_is_recognised_without_reading_the_gpu() -> None:
     assert masks._encode_window(function, 8, None, "meta") == 8 * masks.WINDOW_MULTIPLIER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
 def test_no_probe_of_a_shared_pass_waits_for_the_gpu_once_per_layer(
     prefer_kernel: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str

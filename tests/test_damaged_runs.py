@@ -92,6 +92,7 @@ def test_every_flipped_bit_of_run_json_is_detected(copy: Path) -> None:
 # One bit of a table
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_table_is_detected(copy: Path) -> None:
     for name in flips(copy, 0, 150):
         run = Run.open(copy)
@@ -105,6 +106,7 @@ def test_every_flipped_bit_of_a_table_is_detected(copy: Path) -> None:
     Run.open(copy).check()
 
 
+@pytest.mark.slow
 def test_flipped_bit_is_detected_in_combined_runs(copy: Path, intact_run: Run) -> None:
     for order in ((0, 1), (1, 0)):
         for name in flips(copy, 1, 5):
@@ -133,6 +135,7 @@ def test_every_app_page_detects_a_flipped_bit(copy: Path) -> None:
             assert empty_page("damaged")
 
 
+@pytest.mark.slow
 def test_validate_reports_a_flipped_bit_in_any_table(copy: Path) -> None:
     for name in flips(copy, 4, 20):
         problems = validate(Run.open(copy))
@@ -248,6 +251,7 @@ def folder(intact_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", ODD)
 def test_malformed_run_json_is_refused_in_one_line(odd: str, folder: Path, headscope) -> None:
     damaged = folder / f"9{[*ODD].index(odd)}-odd"

@@ -88,6 +88,7 @@ def client(folder: Path, run: Run):
     return create_app(folder).server.test_client()
 
 
+@pytest.mark.slow
 def test_a_view_without_a_query_has_defaults(run: Run):
     view = ViewState.from_query({}, run)
     assert (view.model, view.statistic_name, view.baseline) == ("learned", "ess2_1024", None)
@@ -95,6 +96,7 @@ def test_a_view_without_a_query_has_defaults(run: Run):
     assert view.filter_heads(run.heads).equals(run.heads)
 
 
+@pytest.mark.slow
 def test_filters_by_one_model_apply_to_all_models(run: Run):
     query = {"model": "yarn", "stat": "growth", "layers": "1-2", "min": "0.2", "max": "0.9"}
     filtered = ViewState.from_query(query, run).filter_heads(run.heads)
@@ -104,6 +106,7 @@ def test_filters_by_one_model_apply_to_all_models(run: Run):
         assert block[["layer", "head"]].to_numpy().tolist() == expected.to_numpy().tolist()
 
 
+@pytest.mark.slow
 def test_masked_heads_keep_their_rows_and_lose_their_values(run: Run):
     view = ViewState.from_query({"layers": "0-1"}, run)
     masked = view.mask_filtered(run.heads)
@@ -342,6 +345,7 @@ def _scale(run: Run, stat: str) -> tuple[bool, bool, bool]:
     return statistic(stat).log_scale, statistic(stat).is_signed, f"{stat}_low" in run.heads
 
 
+@pytest.mark.slow
 def test_a_page_without_the_statistic_names_the_models_that_have_it_and_the_command(uneven: Path):
     with create_app(uneven).server.app_context():
         name = next(path.name for path in uneven.iterdir() if "-uneven-" in path.name)
@@ -375,6 +379,7 @@ def test_a_view_that_fails_shows_the_error_and_no_controls(client, run: Run, mon
     assert response["run-control"]["children"] == response["controls"]["children"] == []
 
 
+@pytest.mark.slow
 def test_a_page_sends_the_blocks_of_a_window_first_and_the_rest_on_request(client, run: Run):
     search = f"?run={run.name}"
     with client.application.app_context():
@@ -416,6 +421,7 @@ def test_a_page_that_fails_while_it_is_rendered_is_not_cached(client, run: Run):
         assert any(isinstance(item, dcc.Graph) for item in walk(again))
 
 
+@pytest.mark.slow
 def test_a_cached_page_is_rendered_again_when_a_run_is_added(tmp_path: Path):
     synthetic_run(tmp_path, **TINY)
     with create_app(tmp_path).server.app_context():
@@ -428,6 +434,7 @@ def test_a_cached_page_is_rendered_again_when_a_run_is_added(tmp_path: Path):
 # The URL is the state
 
 
+@pytest.mark.slow
 def test_the_url_names_the_run_and_a_newer_run_is_offered(tmp_path: Path):
     first = synthetic_run(tmp_path, **TINY)
     with create_app(tmp_path).server.app_context():
@@ -439,6 +446,7 @@ def test_the_url_names_the_run_and_a_newer_run_is_offered(tmp_path: Path):
         assert current_store().newest_since_start() == "29991231T000000Z-new-00000000"
 
 
+@pytest.mark.slow
 def test_a_given_run_is_shown_first_and_existing_newer_runs_are_not_offered(tmp_path: Path):
     first = synthetic_run(tmp_path, **TINY)
     synthetic_run(tmp_path, **TINY, seed=1).path.rename(tmp_path / "29991231T000000Z-new-00000000")
@@ -499,6 +507,7 @@ def test_the_table_of_heads_shows_changes_from_the_baseline(client):
         assert row["change"] == pytest.approx(values["yarn", *head] / values["base", *head])
 
 
+@pytest.mark.slow
 def test_comparisons_of_probes_are_on_the_compare_page(client):
     with client.application.app_context():
         sections = resolve_url("/compare", {})[3].sections
@@ -523,6 +532,7 @@ def test_a_training_is_on_the_checkpoints_page(tmp_path: Path):
     assert {heading: len(blocks) for heading, blocks in sections.items()} == {"": 0, "Training": 3}
 
 
+@pytest.mark.slow
 def test_checkpoints_with_mixed_lengths_are_detected(tmp_path: Path):
     runs = [
         synthetic_run(tmp_path, models=(name,), **TINY | {"lengths": lengths})
@@ -569,6 +579,7 @@ def test_the_app_imports_no_plotly_and_its_callbacks_are_short():
     assert callbacks
 
 
+@pytest.mark.slow
 def test_findings_of_a_model_exclude_models_whose_expand_sources_the_same(tmp_path: Path):
     synthetic_run(tmp_path, models=("yarn", "yarn without factor"), **TINY)
     with create_app(tmp_path).server.app_context():
@@ -578,6 +589,7 @@ def test_findings_of_a_model_exclude_models_whose_expand_sources_the_same(tmp_pa
     assert not any(sentence.startswith("yarn without") for sentence in text.sentences)
 
 
+@pytest.mark.slow
 def test_a_role_that_was_not_measured_is_shown_as_such(tmp_path: Path):
     both = synthetic_run(tmp_path / "whole", models=("base", "yarn"))
     tables = {name: both.table(name) for name in both.tables}
@@ -594,6 +606,7 @@ def test_a_role_that_was_not_measured_is_shown_as_such(tmp_path: Path):
     assert isinstance(cells["local"][0], Links)
 
 
+@pytest.mark.slow
 def test_a_run_without_models_is_shown_on_the_page_of_its_probe(tmp_path: Path):
     with RunWriter.open(tmp_path, "scaling", {}) as writer:
         keys = {"scheme": "nope", "regime": "i", "exponent": 0.9, "beta": 2.0, "context_length": 100, "seed": 0}
@@ -617,6 +630,7 @@ def test_a_run_without_models_is_shown_on_the_page_of_its_probe(tmp_path: Path):
 # Runs
 
 
+@pytest.mark.slow
 def test_the_runs_page_lists_sizes_damaged_runs_and_differences(tmp_path: Path):
     runs = [synthetic_run(tmp_path, **TINY | {"docs": docs}) for docs in (2, 3)]
     damaged = synthetic_run(tmp_path, **TINY | {"docs": 1})
@@ -706,6 +720,7 @@ def fresh(folder: Path, run: Run) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_a_probe_of_another_package_gets_a_page_and_appears_on_others(install: Callable[..., None], fresh: None):
     install(Foreign())
     page, run, view, content = resolve_url("/foreign", {"models": ["yarn"]})

@@ -45,6 +45,7 @@ def server(run: Run) -> Flask:
 # Notes and tags ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_notes_are_stored_beside_the_run_and_shown_in_the_table(run: Run, server: Flask) -> None:
     with server.test_request_context(**OWN_PAGE):
         saved = save_notes(run.path.name, " <b>two</b>\nlines ", "baseline, , draft, baseline")
@@ -56,6 +57,7 @@ def test_notes_are_stored_beside_the_run_and_shown_in_the_table(run: Run, server
     assert validate(Run.open(run.path)) == []
 
 
+@pytest.mark.slow
 def test_a_note_that_cannot_be_stored_is_refused_and_leaves_no_file(run: Run) -> None:
     for note, tags in (("x\ud800", "a"), ("x", "a\ud800")):
         with refuses(BadInput, r"'\ud800'"):
@@ -116,6 +118,7 @@ def test_a_damaged_notes_file_is_no_note(tmp_path: Path) -> None:
 # Copy as Python ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_copied_code_opens_the_figures_of_every_page(run: Run, server: Flask) -> None:
     with server.app_context():
         names = {page.PATH: resolve_url(page.PATH, {}) for page in all_pages() if page.PATH != "/playground"}

@@ -18,6 +18,7 @@ from headscope.runs.writer import RunWriter
 SIZES = Sizes(layers=2, heads=2, groups=1, pairs=2, lengths=(64,), docs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", all_tables())
 def test_rows_of_a_declaration_are_valid_and_are_read_as_written(name: str, tmp_path: Path) -> None:
     table = all_tables()[name]

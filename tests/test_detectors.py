@@ -241,6 +241,7 @@ def test_the_head_table_has_the_mean_over_sequences_at_the_longest_length(run: R
         assert (heads[name] <= heads[f"{name}_high"]).all()
 
 
+@pytest.mark.slow
 def test_unmeasured_detector_is_missing_and_not_zero(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     remaining = run.detectors[(run.detectors["kind"] != "duplicate") & ~run.detectors["layer"].eq(1)]
     other = Run(run.path, run.manifest)
@@ -253,6 +254,7 @@ def test_unmeasured_detector_is_missing_and_not_zero(run: Run, monkeypatch: pyte
     assert len([*results.head_results(other, "base", 1, 0)]) == 0
 
 
+@pytest.mark.slow
 def test_roles_results_and_charts_have_the_same_numbers(run: Run) -> None:
     base = run.heads[run.heads["model"] == "base"]
     induction = heads_with_role(base, "induction")

@@ -179,6 +179,7 @@ def test_checkpoint_on_two_devices_has_equal_geometry_and_digest(models: tuple[M
     assert two.weights_sha256 == one_device.weights_sha256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["yarn:factor=2", "logn:length=32"])
 def test_measured_tables_are_bit_identical_on_two_devices(models: tuple[Model, Model], scheme: str) -> None:
     tables = ["attention", "pairs", "distance", "nll"]
@@ -231,6 +232,7 @@ def test_cached_keys_are_on_the_device_of_their_layer_and_answers_are_equal(mode
     assert [layer.keys.device for layer in generators[1]._cache.layers] == [*DEVICES.values()]
 
 
+@pytest.mark.slow
 def test_replayed_losses_and_gradients_are_equal_on_two_devices(models: tuple[Model, Model]) -> None:
     """Losses with one head ablated in each layer, and the gradients of the loss with respect to each layer's heads."""
 

@@ -104,6 +104,7 @@ def test_the_readme_has_the_two_set_up_commands_of_the_makefile():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_paper_page_ends_with_the_notes_and_current_verdicts_of_shipped_runs_and_names_its_study():
     page = paper_page.PAGE_PATH.read_text(encoding="utf-8")
     assert page.endswith(paper_page.notes())

@@ -436,6 +436,7 @@ def test_the_score_table_has_every_model_and_task_with_its_standard_error() -> N
     assert plots.plot_score_table(TASKS.iloc[:0]).layout.annotations[0].text.startswith("no data")
 
 
+@pytest.mark.slow
 def test_results_overview_and_charts_have_the_scores(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path)
     all_results = [*results(run)]

@@ -42,6 +42,7 @@ def figure_text(figure) -> str:
     return figure.to_json()
 
 
+@pytest.mark.slow
 def test_matrix_shows_every_head_with_log_colour_and_its_value_and_unit_on_hover(run: Run) -> None:
     figure = head_matrices.plot_matrix(run.heads, "ess2_1024", "yarn")
     trace = figure.data[0]
@@ -53,6 +54,7 @@ def test_matrix_shows_every_head_with_log_colour_and_its_value_and_unit_on_hover
     assert trace.colorbar.title.text == "tokens"
 
 
+@pytest.mark.slow
 def test_change_is_a_ratio_for_lengths_and_a_difference_otherwise(run: Run) -> None:
     table = run.heads.set_index(["model", "layer", "head"])
     ratio = head_matrices.plot_change(run.heads, "ess2_1024", "yarn", "base").data[0]
@@ -66,6 +68,7 @@ def test_change_is_a_ratio_for_lengths_and_a_difference_otherwise(run: Run) -> N
     )
 
 
+@pytest.mark.slow
 def test_boxes_hold_minimum_quartiles_maximum_and_mean_over_heads(run: Run) -> None:
     boxes = [trace for trace in head_matrices.plot_distribution(run.heads, "cov").data if trace.type == "box"]
     values = run.heads.loc[run.heads["model"] == "base", "cov"]
@@ -286,6 +289,7 @@ def test_loss_is_a_mean_over_documents_and_the_difference_is_paired(run: Run) ->
     np.testing.assert_allclose(lines["adarope"].y, 0.1, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "figure",
     [

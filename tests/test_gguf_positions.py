@@ -42,6 +42,7 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
         return model(TOKENS).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_gguf_gives_the_logits_of_its_model(cache: Path, tmp_path: Path, name: str) -> None:
     case = CASES[name]
@@ -51,6 +52,7 @@ def test_a_gguf_gives_the_logits_of_its_model(cache: Path, tmp_path: Path, name:
     assert (logits(opened) - logits(model)).abs().max() <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_another_way_to_state_positions_gives_the_same_configuration(tmp_path: Path, name: str) -> None:
     case = VARIANTS[name]
@@ -108,6 +110,7 @@ def other_value(value: Any) -> Any:
 CHECKED_KEYS = [(name, key) for name, case in (CASES | VARIANTS).items() for key in case.keys]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "key"), CHECKED_KEYS)
 def test_every_setting_of_positions_reaches_the_configuration(tmp_path: Path, name: str, key: str) -> None:
     """Another value gives another configuration, or is refused."""
@@ -132,6 +135,7 @@ def test_every_setting_of_positions_reaches_the_configuration(tmp_path: Path, na
     assert key in other_config.get("refusal", key)
 
 
+@pytest.mark.slow
 def test_a_model_with_other_positions_than_its_file_is_refused_by_name(tmp_path: Path) -> None:
     """The comparison after opening would find a setting that transformers lost."""
     lost = {
@@ -225,6 +229,7 @@ def test_random_rope_settings_give_the_frequencies_of_the_model(tmp_path_factory
 # The cache ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["zeros in the weights", "other configuration", "no digests"])
 def test_a_damaged_conversion_is_made_again(
     cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str

@@ -4,6 +4,7 @@ import pytest
 from golden_pages import FOLDER, PAGES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
 def test_wording_is_that_of_the_page(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")

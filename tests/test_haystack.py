@@ -55,6 +55,7 @@ def assert_sound(kind: str, needle: int, length: int, depth: float) -> None:
     assert " ".join(decode_tokens(tokens, ids[: prompt.end]).split()).endswith(joined)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25, deadline=None)
 @given(needle=st.integers(0, len(LITERAL_NEEDLES) - 1), length=st.integers(400, LONGEST), depth=st.floats(0, 1))

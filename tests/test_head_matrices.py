@@ -169,6 +169,7 @@ def input_gain(model: Model) -> Tensor:
     return layer.input_layernorm.weight + ("Gemma" in type(layer).__name__)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 3), st.integers(0, 40))
 def test_qk_at_distance_zero_is_the_product_of_the_weights(head: int, distance: int) -> None:
     matrices = hs.head_matrices(LLAMA, 0, head)

@@ -48,6 +48,7 @@ def head_page(run: Run, **query: str) -> PageContent:
 # The card -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_starts_with_roles_map_effective_length_and_three_rows_and_folds_its_tables(run: Run) -> None:
     content = head_page(run, model="yarn")
     badges, _ = content.sections[""]
@@ -64,6 +65,7 @@ def test_the_page_starts_with_roles_map_effective_length_and_three_rows_and_fold
     assert all(table.collapsed for table in tables)
 
 
+@pytest.mark.slow
 def test_the_first_sentence_names_the_role_in_which_the_head_ranks_highest(run: Run) -> None:
     for row in run.heads[run.heads["model"] == "yarn"].itertuples():
         held_roles = head_roles(run, "yarn", row.layer, row.head)
@@ -84,6 +86,7 @@ def test_the_first_sentence_names_the_role_in_which_the_head_ranks_highest(run: 
         assert strongest[index] == (held_roles[0].name if held_roles else NO_ROLE)
 
 
+@pytest.mark.slow
 def test_badges_lead_to_the_heads_of_the_role_in_the_state_of_the_page(run: Run) -> None:
     with create_app(run.path.parent).server.app_context():
         page, _, view, content = resolve_url(f"/head/{LAYER}.{HEAD}", {"model": "yarn"})
@@ -116,6 +119,7 @@ def test_another_trial_starts_at_the_answer_token_that_is_shown_by_default() -> 
     assert copied
 
 
+@pytest.mark.slow
 def test_only_runs_that_have_the_head_are_offered_for_what_this_run_lacks(tmp_path: Path) -> None:
     sizes = {"models": ("base",), "heads": 4, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
     smaller, larger = (synthetic_run(tmp_path, layers=layers, **sizes) for layers in (1, 2))
@@ -161,6 +165,7 @@ def test_a_block_of_the_map_leads_to_the_stored_row_nearest_to_it(run: Run) -> N
         assert link.startswith(f"/lens?doc=synthetic%2F0&length=300&layer={LAYER}&head={HEAD}&row=")
 
 
+@pytest.mark.slow
 def test_a_model_that_charts_leave_out_by_default_has_all_charts(tmp_path: Path, caplog) -> None:
     """With more models than the charts show, and a longer context in a model that they leave out."""
     sizes = {"layers": 2, "heads": 3, "groups": 1, "pairs": 2, "docs": 2}

@@ -20,6 +20,7 @@ RUNS = {path.name.split("-", 1)[1].rpartition("-")[0]: path for path in sorted(E
 MAX_WORDS = 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_the_pages_of_heads_have_all_their_charts(name: str) -> None:
     server = Flask("test")

@@ -107,6 +107,7 @@ def test_revision_is_opened_and_stored_in_the_manifest(
     assert not any(path.endswith(".bin") for path in hub.requested_paths)
 
 
+@pytest.mark.slow
 def test_checkpoint_pattern_expands_to_branches_in_step_order(measure: Command, tmp_path: Path) -> None:
     code, message = measure("--checkpoints", f"{MODEL}:step*@nope")
     assert code == 0, message
@@ -115,6 +116,7 @@ def test_checkpoint_pattern_expands_to_branches_in_step_order(measure: Command, 
     assert [model["spec"] for model in models] == [f"{MODEL}:step2@nope", f"{MODEL}:step10@nope"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "named", "flags"),
     [

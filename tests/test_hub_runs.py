@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.hub_server import Hub
 from support.refusals import assert_names
 from support.synthetic_runs import synthetic_run
@@ -43,6 +44,7 @@ print(json.dumps(report))
 """
 
 
+@pytest.mark.slow
 def test_a_run_is_uploaded_and_comes_back_the_same(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path / "runs", probes=["measure"])
     other = synthetic_run(tmp_path / "runs", models=["base"], probes=["measure"])

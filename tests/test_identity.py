@@ -102,6 +102,7 @@ def note(run: Run, question: str, model: str = "") -> Result:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["yarn:factor=8", "logn", "base"])
 def test_run_inside_an_attached_context_is_stored_as_that_scheme(scheme: str, text: str, tmp_path: Path) -> None:
     plain = hs.load(tiny(), tokenizer=tokenizer())

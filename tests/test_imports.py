@@ -257,6 +257,7 @@ print(*sys.modules, file=sys.stderr)
     assert not set(result.stderr.split()) & {"plotly", *TORCH}
 
 
+@pytest.mark.slow
 def test_importing_the_command_line_reads_no_shipped_run() -> None:
     modules = ", ".join(module(file) for file in files("headscope/cli"))
     code = f"""

@@ -144,6 +144,7 @@ def test_gradient_estimate_equals_the_derivative_of_the_loss(tmp_path: Path) -> 
             assert slopes[layer] == pytest.approx((up - down) / (2 * step), rel=0.02, abs=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", families.MEASURABLE)
 @pytest.mark.parametrize(("component", "size"), [("freq", 3e-5), ("scale", 3e-3)])
 def test_small_resets_are_estimated_closely_in_every_family(
@@ -236,6 +237,7 @@ def test_residual_streams_on_disk_change_no_result(exact: Run, learned: Model) -
     assert torch.equal(store.load(1), second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["exact", "verify"])
 def test_an_interrupted_sweep_resumes_to_the_same_bytes(
     learned: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str

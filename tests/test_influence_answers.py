@@ -132,6 +132,7 @@ def test_influence_run_stores_texts_and_all_trials(run: Run) -> None:
     assert set(run.influence_answer_sets["size"]) == {1, 2, 4, 8, 16}
 
 
+@pytest.mark.slow
 def test_units_to_verify_are_selected_over_all_trials(run: Run) -> None:
     rows = run.influence_answers.query("component == 'zero'").astype({"method": "str"})
     unit_columns = ["layer", "kv_group", "head"]
@@ -145,6 +146,7 @@ def test_units_to_verify_are_selected_over_all_trials(run: Run) -> None:
     assert set(evaluated) == {4}, "in every trial of the grid"
 
 
+@pytest.mark.slow
 def test_trials_and_texts_are_separate_sweeps(run: Run) -> None:
     sweeps = {tuple(effects.key.values()): effects.units for effects in sweeps_without_bands(run)}
     assert {key[1:] for key in sweeps} == {

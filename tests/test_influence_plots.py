@@ -64,6 +64,7 @@ def test_each_unit_has_its_most_accurate_method(run: Run) -> None:
     assert_names(subtitle, "2 of 8 KV groups", "first-order")
 
 
+@pytest.mark.slow
 def test_the_histogram_counts_every_unit_and_marks_the_kv_group_of_a_head(run: Run, frequencies: Effects) -> None:
     frequency_units = frequencies.units
     head = run.heads.query("model == 'learned' and layer == 1 and head == 4").iloc[0]
@@ -77,6 +78,7 @@ def test_the_histogram_counts_every_unit_and_marks_the_kv_group_of_a_head(run: R
     assert describe_methods(frequency_units) in figure.layout.title.subtitle.text
 
 
+@pytest.mark.slow
 def test_the_matrix_has_the_mean_of_each_unit(frequencies: Effects) -> None:
     heatmap = plots.plot_matrix(frequencies).data[0]
     for _, unit in frequencies.units.iterrows():
@@ -172,6 +174,7 @@ def test_the_largest_effect_has_an_interval_that_allows_for_the_choice(run: Run,
     assert top.by_sample == frequencies.by_sample(frequencies.units.loc[frequencies.units["effect"].idxmax()])
 
 
+@pytest.mark.slow
 def test_a_fall_of_the_loss_for_all_units_has_a_sign(run: Run, band_run: Run, answer_run: Run) -> None:
     def falling(run: Run, table: str) -> Run:
         rows = run.table(table)
@@ -321,6 +324,7 @@ def band_run(run: Run) -> Run:
     )
 
 
+@pytest.mark.slow
 def test_answers_are_one_sweep_with_trials_as_documents(answer_run: Run) -> None:
     groups = {group.heading: [*group.charts] for group in report.charts(assembly.render_context(answer_run))}
     assert len(groups) == 7 - 3, "groups of both models share a heading"
@@ -332,6 +336,7 @@ def test_answers_are_one_sweep_with_trials_as_documents(answer_run: Run) -> None
     assert int(np.nansum(histogram.figure.data[0].y)) == 24
 
 
+@pytest.mark.slow
 def test_results_about_answers_have_the_answered_trials_separately(answer_run: Run) -> None:
     (top,) = answers(answer_run, "top")[-1:]
     assert (top.question, top.unit, top.value, top.n) == ("answer_influence.top", "L1H4", 1.5, 8)
@@ -367,6 +372,7 @@ def retrieval_claim(run: Run) -> Result:
     return claim
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layer", "head", "verdict"), [(1, 4, "supported"), (0, 0, "not supported")])
 def test_the_claim_about_answers_depends_on_the_rank_of_the_top_retrieval_head(
     answer_run: Run, layer: int, head: int, verdict: str

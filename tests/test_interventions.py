@@ -61,6 +61,7 @@ def neutral(model: Model) -> AdaRoPE:
     return AdaRoPE.from_schedule(model, FixedSchedule.of_checkpoint(model))
 
 
+@pytest.mark.slow
 def test_resetting_no_unit_changes_no_bit(model: Model) -> None:
     adapter = noisy(model)
     every = kv_group_units(model.geometry), head_units(model.geometry)
@@ -73,6 +74,7 @@ def test_resetting_no_unit_changes_no_bit(model: Model) -> None:
     assert set(losses) == {nothing}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["init", "base"])
 def test_resetting_every_unit_jointly_is_the_model_under_the_target(model: Model, target: str) -> None:
     adapter = noisy(model)
@@ -85,6 +87,7 @@ def test_resetting_every_unit_jointly_is_the_model_under_the_target(model: Model
     assert by_head == pytest.approx(by_group, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_a_head_reset_without_its_group_attends_to_its_own_reset_keys(model: Model, component: Any) -> None:
     """By hand: the layer's keys before rotation are turned as the reset adapter turns them, for one head only."""

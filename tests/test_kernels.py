@@ -53,6 +53,7 @@ def in_two_chunks(record: AttentionRecord, queries: int) -> list[AttentionRecord
     return [*first, after_cached_keys(record, queries)]
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(layers(max_length=24), st.integers(1, 24), st.sampled_from([1, 2, 4]))
 def test_pooled_maps_are_the_block_means_of_eager_weights(
@@ -72,6 +73,7 @@ def test_pooled_maps_are_the_block_means_of_eager_weights(
     torch.testing.assert_close(actual.double(), expected, rtol=2 * EAGER, atol=2e-6)
 
 
+@pytest.mark.slow
 @few
 @given(layers(), st.integers(1, 40))
 def test_row_sums_equal_eager_rows_of_every_variant(layer: tuple[Geometry, AttentionRecord], queries: int) -> None:
@@ -123,6 +125,7 @@ def test_heads_of_any_width_and_strided_tensors_give_the_sums_of_the_torch_code(
     torch.testing.assert_close(sums.max_logit.double(), logits.amax(-1), rtol=EAGER, atol=EAGER)
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(layers(max_length=24), st.integers(1, 24), st.none() | st.integers(2, 6))
 def test_accumulators_fill_the_same_tables_with_kernels_as_without(

@@ -99,6 +99,7 @@ def by_hand(
     return float(logits[-1, 7] - logits[-1, 9])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("activation", LAYER_ACTIVATIONS)

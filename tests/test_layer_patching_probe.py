@@ -59,6 +59,7 @@ def exact(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     )
 
 
+@pytest.mark.slow
 def test_every_layer_place_direction_and_pair_has_one_row(exact: Run) -> None:
     assert validate(exact) == []
     assert set(exact.tables) >= {"patching_layers", "patching_tokens"}
@@ -86,6 +87,7 @@ def test_stored_metrics_equal_those_of_the_engine(exact: Run, folder: Path) -> N
     assert rows.sort_values("layer")["metric_patched"].to_list() == pytest.approx(values, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_verify_patches_every_layer_and_estimates_single_positions(folder: Path, tmp_path: Path) -> None:
     activations = ["z", "resid_pre", "attn_out"]
     run = patched(folder, tmp_path, activations=activations, positions=["each", "last"], verify_top=2, verify_random=1)

@@ -55,6 +55,7 @@ def tokens_of(passage: Passage) -> list[Token]:
 # Content -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [SHORT, LONG])
 def test_tokens_are_shaded_by_the_weights_of_the_stored_row(run: Run, length: int) -> None:
     pattern_key = ("base", length, "synthetic/1", 1, 2)
@@ -72,6 +73,7 @@ def test_tokens_are_shaded_by_the_weights_of_the_stored_row(run: Run, length: in
     assert_names(content.introduction, f"{query:,}", "synthetic/1", "base")
 
 
+@pytest.mark.slow
 def test_a_long_text_is_shown_in_spans_with_their_distances(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     other = edited(run, monkeypatch, "base", key=lambda rows: (rows["query"] - 300 * rows["rank"]).clip(lower=0))
     pattern_key = ("base", LONG, "synthetic/0", 0, 0)
@@ -92,6 +94,7 @@ def test_spans_hold_the_context_and_are_joined_if_they_nearly_meet() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_row_is_compared_with_other_models(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A weight that is not stored is bounded by the least stored weight and by the rest of the row."""
     other = edited(

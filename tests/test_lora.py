@@ -83,6 +83,7 @@ def test_losses_under_lora_match_merged_weights(model_folder: Path, name: str) -
     )
 
 
+@pytest.mark.slow
 def test_digest_identifies_a_lora_from_folder_and_in_memory(model_folder: Path) -> None:
     plain = hs.load(str(model_folder / "tiny"), device="cpu")
     digests = {plain.weights_sha256}

@@ -115,6 +115,7 @@ def test_the_tiled_reference_equals_the_reference() -> None:
 # Tiny families -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", families.MEASURABLE)
 def test_tables_of_every_family_equal_those_of_its_eager_attention(family: str) -> None:
     model = tiny(family)

@@ -33,11 +33,13 @@ def by_key(run: Run) -> dict[tuple[str, ...], Result]:
     return {result.key: result for result in results(run)}
 
 
+@pytest.mark.slow
 def test_every_result_of_a_run_has_a_key_of_its_own(run: Run) -> None:
     keys = [result.key for result in all_results(run)]
     assert len(keys) == len({*keys})
 
 
+@pytest.mark.slow
 def test_losses_at_each_length_are_means_over_documents(run: Run, by_key: dict[tuple[str, ...], Result]) -> None:
     nll = run.nll.astype({"nll": "float64", "model": "str", "doc": "str"})
     for length in LENGTHS:
@@ -58,6 +60,7 @@ def test_losses_at_each_length_are_means_over_documents(run: Run, by_key: dict[t
         assert (difference.low, difference.high) == pytest.approx((paired.mean() - half, paired.mean() + half))
 
 
+@pytest.mark.slow
 def test_medians_and_counts_are_those_of_the_heads_table(run: Run, by_key: dict[tuple[str, ...], Result]) -> None:
     for model in run.models:
         heads, where = run.heads[run.heads["model"] == model], "context_length=512"

@@ -279,6 +279,7 @@ def test_signed_means_of_all_pairs_sum_to_the_mean_logit(geometry_and_layer: tup
     assert (np.abs(error) <= EAGER * actual["rms"].sum(-1)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 20])
 def test_sampled_usage_is_unbiased_and_its_standard_error_is_not_too_small(
     window: int | None, monkeypatch: pytest.MonkeyPatch

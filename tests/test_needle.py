@@ -66,6 +66,7 @@ def test_a_planted_copying_head_scores_1_and_every_other_0(needle_folder: Path, 
     assert rows.loc[(1, 0), "mass"].max() < 0.1
 
 
+@pytest.mark.slow
 def test_every_cell_of_the_grid_and_its_control_is_stored_once(needle_folder: Path) -> None:
     run = run_needle_probe(needle_folder, {"a": tiny(), "b": tiny()}, needles=1)
     cells = run.needles.groupby(["model", "mode"], observed=True).size()
@@ -122,6 +123,7 @@ def test_recall_counts_words_with_repeats() -> None:
 # Sharing, resuming, repeating -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_shared_prefixes_give_the_same_bytes_as_one_prompt_at_a_time(
     needle_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

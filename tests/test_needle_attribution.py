@@ -69,6 +69,7 @@ def answer(model: Model, prompter: NeedlePromptBuilder, prompts: list[NeedleProm
 # Writes -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MANY)
 def test_attribution_of_a_head_equals_the_eager_reference_in_total_and_through_the_needle(family: str) -> None:
     model, prompter, haystack = trial_inputs(family)
@@ -137,6 +138,7 @@ def planted_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_needle_probe(write_needle_files(tmp_path_factory.mktemp("planted")), planted_model(), **EVERYTHING)
 
 
+@pytest.mark.slow
 def test_trials_generated_together_give_the_tables_of_single_trials(
     planted_run: Run, needle_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +160,7 @@ def test_trials_generated_together_give_the_tables_of_single_trials(
         pd.testing.assert_frame_equal(together.table(name), planted_run.table(name), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_no_answer_is_generated_twice(needle_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials of several lengths alternate, and a batch holds those of one length."""
     real = PrefixCachedGenerator.generate_batch
@@ -175,6 +178,7 @@ def test_no_answer_is_generated_twice(needle_folder: Path, monkeypatch: pytest.M
     assert counts[1] == counts[0]
 
 
+@pytest.mark.slow
 def test_only_the_planted_head_has_attribution_through_the_needle(planted_run: Run) -> None:
     run = planted_run
     assert validate(run) == []
@@ -215,6 +219,7 @@ def test_model_with_nonadditive_logits_is_refused_for_attribution(needle_folder:
 # Single trials ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_stored_trial_has_its_prompt_answer_and_copies(planted_run: Run) -> None:
     run = planted_run
     keys = ["mode", "needle", "context_length", "depth", "doc", "seed"]
@@ -426,6 +431,7 @@ def test_random_heads_match_top_heads_by_layer_and_exclude_them() -> None:
     assert len(all_random) == 24
 
 
+@pytest.mark.slow
 def test_an_interrupted_ablation_resumes_to_the_same_bytes(
     needle_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

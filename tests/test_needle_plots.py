@@ -70,6 +70,7 @@ def test_head_table_contains_the_mean_score_over_successful_trials(run: Run) -> 
         assert rows["retrieval_mass"].between(0, 1).all()
 
 
+@pytest.mark.slow
 def test_model_without_success_has_control_scores_but_no_retrieval_score(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +92,7 @@ def test_model_without_success_has_control_scores_but_no_retrieval_score(
     assert "Retrieval score: yarn" not in titles
 
 
+@pytest.mark.slow
 def test_success_rates_have_the_wilson_interval(run: Run) -> None:
     rates = success_rates(run.needles, ["model", "mode", "context_length", "depth"])
     row = rates.loc[("base", "strict", 256, 0)]
@@ -132,6 +134,7 @@ def test_keys_are_unique_and_every_result_has_a_sentence(run: Run) -> None:
         assert "{" not in text
 
 
+@pytest.mark.slow
 def test_overview_has_one_row_per_model_and_warnings_name_models_without_success(run: Run) -> None:
     overview = needle_results.overview(run)
     assert overview is not None
@@ -178,6 +181,7 @@ def test_head_results_have_score_rank_and_attribution_and_chart_shows_cells(run:
     assert chart.figure.data[0].customdata[3][1] == len(deepest)
 
 
+@pytest.mark.slow
 def test_a_head_of_a_model_without_success_has_no_score_rather_than_a_zero(run: Run) -> None:
     lowest = mean_scores(run, "base").idxmin()
     for failed_models, ranked in ((["yarn"], 1), (run.models, 0)):
@@ -276,6 +280,7 @@ def test_figures_without_data_state_the_reason(run: Run) -> None:
         assert_names(figure.layout.annotations[0].text, reason)
 
 
+@pytest.mark.slow
 def test_report_contains_every_needle_chart_and_finding(run: Run, tmp_path: Path) -> None:
     titles = chart_titles(run)
     needle_tables = {table.name for table in TABLES}

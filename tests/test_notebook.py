@@ -40,6 +40,7 @@ def titles(charts: Any) -> list[str]:
     return [chart.figure.layout.title.text for chart in charts]
 
 
+@pytest.mark.slow
 def test_latex_table_has_the_top_heads_and_their_statistics(run: Run) -> None:
     table = run.to_latex("retrieval", "growth", count=3, model="base")
     lines = table.splitlines()
@@ -75,6 +76,7 @@ def test_notebook_charts_equal_those_of_the_report(run: Run) -> None:
         run.charts("lose")
 
 
+@pytest.mark.slow
 def test_charts_are_found_by_words_of_their_title_and_print_it(run: Run) -> None:
     charts = run.charts("position LOSS in the")
     assert "Loss by position in the context" in titles(charts)
@@ -83,6 +85,7 @@ def test_charts_are_found_by_words_of_their_title_and_print_it(run: Run) -> None
     assert len(repr(charts)) < 1000
 
 
+@pytest.mark.slow
 def test_a_chart_is_saved_as_a_page_without_any_extra(run: Run, tmp_path: Path) -> None:
     chart = run.charts("loss")[0]
     page = chart.save(tmp_path / "loss.html").read_text(encoding="utf-8")
@@ -90,6 +93,7 @@ def test_a_chart_is_saved_as_a_page_without_any_extra(run: Run, tmp_path: Path) 
     assert '"format":"svg"' in page.replace(" ", ""), "the camera button writes an SVG"
 
 
+@pytest.mark.slow
 def test_the_command_writes_every_matching_chart_to_a_file(run: Run, headscope: Any, tmp_path: Path) -> None:
     expected = titles(run.charts("loss position"))
     out = tmp_path / "loss.html"
@@ -103,6 +107,7 @@ def test_the_command_writes_every_matching_chart_to_a_file(run: Run, headscope: 
     assert '"width":312' in out.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_command_refuses_what_is_no_figure(run: Run, headscope: Any, tmp_path: Path) -> None:
     for options, named in (
         (["--chart", "loss"], ("--chart", "--out")),
@@ -134,6 +139,7 @@ def test_a_chart_is_saved_as_a_pdf_of_the_width_of_a_column(run: Run, tmp_path: 
     assert run.charts("loss")[0].save(tmp_path / "loss.pdf", width=5.5).read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "width", "error", "named"),
     [
@@ -167,6 +173,7 @@ def test_a_chart_that_cannot_be_saved_says_what_is_missing(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_notebook_head_has_the_findings_and_charts_of_the_app(run: Run) -> None:
     first, more = assembly.head_sentences(run, "base", 1, 2)
     head = run.head(1, 2, "base")
@@ -182,12 +189,14 @@ def test_notebook_head_has_the_findings_and_charts_of_the_app(run: Run) -> None:
         run.head(1, 2, "bass")
 
 
+@pytest.mark.slow
 def test_combined_runs_have_findings_too(run: Run, tmp_path: Path) -> None:
     other = synthetic_run(tmp_path, ("later",), layers=2, heads=4, pairs=4)
     findings = combine_runs([run, other]).findings()
     assert {"later", "base"} <= {*findings["model"]}
 
 
+@pytest.mark.slow
 def test_jupyter_gets_figures_for_its_own_viewer_and_text_without_styles(run: Run) -> None:
     outputs = [*run_page(run).outputs()]
     figures = [output[PLOTLY_MIME_TYPE] for output in outputs if PLOTLY_MIME_TYPE in output]
@@ -207,6 +216,7 @@ def test_jupyter_gets_figures_for_its_own_viewer_and_text_without_styles(run: Ru
     assert len(json.dumps(outputs)) < MAX_BYTES
 
 
+@pytest.mark.slow
 def test_frontends_without_a_viewer_get_a_self_contained_page(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     displayed: list[dict[str, str]] = []
     chart = run.charts("loss")[0]

@@ -11,6 +11,7 @@ TABLES = 6
 """Simulated tables of each world, few because the page has many."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("simulation", SIMULATIONS)
 def test_few_verdicts_are_false(simulation: str) -> None:
     """Four of six false verdicts have a chance below one in ten thousand at 5 %."""

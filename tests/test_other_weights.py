@@ -57,6 +57,7 @@ def assert_marked(run: Run, source: str, digest: str) -> None:
     assert_names(marks["text"].item(), source, digest[:12], "weights=any")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_format", ["csv", "json", "duo", "retrieval-head", "headkv", "qrhead"])
 def test_imported_scores_of_other_weights_are_refused_unless_allowed(place: Place, file_format: str) -> None:
     file = str(place.exported(file_format))
@@ -86,6 +87,7 @@ def test_scores_that_name_another_model_are_refused_unless_allowed(place: Place,
         place.call(hs.import_scores, file=str(tmp_path / "scores.csv"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "run"])
 def test_ablated_heads_of_other_weights_are_refused_unless_allowed(place: Place, kind: str) -> None:
     name = f"file:{place.exported('json')}" if kind == "file" else f"run:{place.run.path}:ess2_40:2"

@@ -35,6 +35,7 @@ def cards(run: Run) -> dict[str, Any]:
     return {card.question: card for card in assembly.overview_cards(assembly.render_context(run, "learned"))}
 
 
+@pytest.mark.slow
 def test_the_overview_starts_with_five_to_eight_cards_that_link_to_existing_pages(run: Run) -> None:
     with create_app(run.path.parent).server.app_context():
         page, _, view, content = resolve_url("/", {"model": "learned"})
@@ -52,6 +53,7 @@ def test_the_overview_starts_with_five_to_eight_cards_that_link_to_existing_page
     assert isinstance(components[0], html.H1)
 
 
+@pytest.mark.slow
 def test_compare_and_checkpoints_start_with_the_answers_to_their_questions(run: Run) -> None:
     with create_app(run.path.parent).server.app_context():
         _, _, view, content = resolve_url("/compare", {"model": "learned", "baseline": "base"})
@@ -83,6 +85,7 @@ def resolve_link(view: ViewState, card: Card) -> tuple[ViewState, PageContent]:
     return resolve_url(path, {key: values[0] for key, values in parse_qs(query).items()})[2:]
 
 
+@pytest.mark.slow
 def test_the_card_of_lengths_has_the_medians_of_the_heads_table(run: Run, cards: dict[str, Any]) -> None:
     medians = run.heads.groupby("model", observed=True)["ess2_256"].median()
     text = cards["How many tokens does a head attend to?"].caption
@@ -124,6 +127,7 @@ def test_the_cards_of_roles_count_the_heads_and_those_that_keep_the_role(
     assert len(cards[question].figure.data) == 3
 
 
+@pytest.mark.slow
 def test_a_run_of_one_model_has_no_card_that_compares(cards: dict[str, Any], tmp_path: Path) -> None:
     alone = synthetic_run(tmp_path, models=("base",), layers=2, heads=4, lengths=(256,), docs=2, pairs=2)
     questions = [card.question for card in assembly.overview_cards(assembly.render_context(alone))]

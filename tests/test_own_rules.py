@@ -86,6 +86,7 @@ def family_recall(rows: pd.DataFrame, family: str, cost: float) -> float:
     return float((1 - share) * low + share * high)
 
 
+@pytest.mark.slow
 def test_each_head_has_the_rule_of_largest_recall_at_equal_cost_in_the_other_documents(run: Run) -> None:
     stored = plain_types(run.rows("sparse_rows"))
     for judged in stored["doc"].unique():
@@ -118,6 +119,7 @@ def test_heads_whose_cost_no_rule_reaches_have_the_nearest_size() -> None:
     assert choose_rules(rows, "top:8").to_dict() == {(0, 0): "block-mean:4:1", (0, 1): "block-mean:4:1"}
 
 
+@pytest.mark.slow
 def test_the_stored_loss_is_that_of_eager_attention_with_each_heads_own_mask(folder: Path, run: Run) -> None:
     model = hs.load(str(folder / "tiny"), device="cpu")
     documents = load_token_documents(f"file:{folder}/texts/*.txt", tokenizer(), DOCS, LENGTH)
@@ -145,6 +147,7 @@ def own_logits(module: Any, ids: Tensor, rules: dict[tuple[int, int], str]) -> T
     return eager_reference.eager_qk(module, ids, choose)[0]
 
 
+@pytest.mark.slow
 def test_the_result_compares_own_rules_with_the_best_rule_for_all_at_their_cost(run: Run) -> None:
     (result,) = (r for r in sparsity_results.results(run) if r.question == "sparsity.own_rules")
     stored = plain_types(run.rows("sparse_loss")).astype({"nll": float})
@@ -226,6 +229,7 @@ def test_rules_of_one_family_leave_nothing_to_choose(folder: Path, tmp_path: Pat
     assert not [rule for rule in plain.rows("sparse_loss")["rule"].unique() if rule.startswith("best")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cells", [4, 12])
 def test_an_interrupted_run_resumes_to_the_same_tables(folder: Path, run: Run, cells: int, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
@@ -233,6 +237,7 @@ def test_an_interrupted_run_resumes_to_the_same_tables(folder: Path, run: Run, c
     assert contents(run_study(study(folder), tmp_path, resume=True)) == contents(run)
 
 
+@pytest.mark.slow
 def test_a_worker_chooses_from_passes_that_another_probe_shares(folder: Path, run: Run, tmp_path: Path) -> None:
     shared = study(folder)
     jobs = JobExecutor(StudyContext(shared)).plan()
@@ -250,6 +255,7 @@ def test_a_worker_chooses_from_passes_that_another_probe_shares(folder: Path, ru
     assert contents(remote) == contents(run)
 
 
+@pytest.mark.slow
 def test_another_probe_on_the_same_pass_changes_no_choice(folder: Path, run: Run, tmp_path: Path) -> None:
     alone = contents(run_study(study(folder, measure=False), tmp_path))
     for name in ("sparse_choice.parquet", "sparse_loss.parquet"):

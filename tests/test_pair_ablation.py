@@ -206,6 +206,7 @@ def study_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return study_folder
 
 
+@pytest.mark.slow
 def test_band_run_stores_every_head_and_all_heads_together(study_folder: Path) -> None:
     section = {"components": ["pairs-zero:eighths", "pairs-unrotated:0-3"], "lengths": [24], "method": "estimate"}
     plan = content(study_folder, measure=None, models={"base": str(study_folder / "tiny")})

@@ -95,6 +95,7 @@ def by_hand(model: Model, pair: PairTokens, activation: str, unit: Unit, directi
     return logit_difference(eager_patching.run(model, prompt, {unit.layer: changes})[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_exact_patches_equal_eager_attention_patched_by_hand(family: str, activation: Activation) -> None:
@@ -111,6 +112,7 @@ def test_exact_patches_equal_eager_attention_patched_by_hand(family: str, activa
             assert max(abs(value - unpatched) for value in values.values()) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "gpt_oss", "lfm2"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_estimates_are_the_gradient_times_the_exact_change_of_the_heads_output(

@@ -65,6 +65,7 @@ def claims(run: Run) -> tuple[Result, Result]:
     return kept, changed
 
 
+@pytest.mark.slow
 def test_effects_of_every_model_are_means_over_the_pairs_that_count_in_all(write_run: WriteRun) -> None:
     effects = {"base": effects_around(BASE, noise=0.3), "yarn": effects_around(BASE, noise=0.3, seed=1)}
     run = write_run(effects, {"base": {0}, "yarn": {1, 2}})
@@ -150,6 +151,7 @@ def test_two_pairs_are_too_few_for_a_verdict(write_run: WriteRun) -> None:
         assert_names(sentence(claim), "2 pairs", "3 pairs")
 
 
+@pytest.mark.slow
 def test_keys_of_results_are_unique_and_name_no_head(write_run: WriteRun) -> None:
     effects = {"base": effects_around(BASE), "yarn": effects_around(BASE[::-1])}
     keys = [result.key for result in results(write_run(effects))]

@@ -69,6 +69,7 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return patch(folder, tmp_path_factory.mktemp("verified"), verify_top=4, verify_random=1)
 
 
+@pytest.mark.slow
 def test_failing_pairs_are_named_and_left_out_of_means(run: Run) -> None:
     (wrong,), (same,) = ([r for r in results(run) if r.question == f"patching.{name}"] for name in ("wrong", "same"))
     assert [*wrong.details["names"]] == ["unanswered"]

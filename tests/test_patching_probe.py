@@ -92,6 +92,7 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Run:
 # Stored rows -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_unit_position_direction_and_pair_has_one_row(exact: Run) -> None:
     assert validate(exact) == []
     rows = exact.table("patching")
@@ -106,6 +107,7 @@ def test_every_unit_position_direction_and_pair_has_one_row(exact: Run) -> None:
     assert set(rows.loc[rows["pair"] == "pair 1", "group"]) == {"odd"}
 
 
+@pytest.mark.slow
 def test_stored_metrics_equal_those_of_the_engine(exact: Run, folder: Path) -> None:
     model = hs.load(f"{folder}/tiny@yarn:factor=4", device="cpu")
     pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
@@ -150,6 +152,7 @@ def test_pairs_below_the_bound_are_counted_and_left_out_of_means(exact: Run) -> 
     assert result.details["limit"] == f"{MIN_DIFFERENCE:g} logits"
 
 
+@pytest.mark.slow
 def test_tokens_are_stored_for_patches_by_position(exact: Run, verified: Run) -> None:
     tokens = exact.table("patching_tokens").query("model == 'base' and pair == 'pair 0'")
     assert tokens["clean"].to_list() == PAIRS[0]["clean"].split()
@@ -180,6 +183,7 @@ def test_random_units_are_seeded_and_not_among_the_top() -> None:
     assert len(set(first)) == 8
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes_to_the_same_tables(folder: Path, verified: Run, tmp_path: Path) -> None:
     with pytest.raises((KeyboardInterrupt, Interrupted)):
         runner.run_study(study(folder), tmp_path, progress=StopsAfter(13))
@@ -214,6 +218,7 @@ def test_prompts_of_different_lengths_run_with_align_end(folder: Path, tmp_path:
     assert run.table("patching_tokens")["clean"].to_list() == ["w4", "w4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["exact", "verify"])
 def test_a_named_span_is_patched_as_its_positions_are(folder: Path, tmp_path: Path, method: str) -> None:
     file = tmp_path / "spans.jsonl"
@@ -242,6 +247,7 @@ def test_a_named_span_is_patched_as_its_positions_are(folder: Path, tmp_path: Pa
     }
 
 
+@pytest.mark.slow
 def test_bench_times_all_estimates_and_some_exact_patches_with_their_bounds() -> None:
     model = hs.load(families.build("llama", {"vocab_size": 49152}), tokenizer=load_tokenizer("smollm2-135m"))
     rows = time_calls(24, bench.benchmark_variants(model, 24), 1, model.device, warm_up=False)
@@ -253,6 +259,7 @@ def test_bench_times_all_estimates_and_some_exact_patches_with_their_bounds() ->
     assert all(row["ratio"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_verify_patches_all_units_of_a_model_with_fewer_than_it_selects(folder: Path, tmp_path: Path) -> None:
     """The defaults select 20 units; the tiny model has 16 heads."""
     run = runner.run_study(
@@ -261,6 +268,7 @@ def test_verify_patches_all_units_of_a_model_with_fewer_than_it_selects(folder: 
     assert set(effects_table(analysis.sweeps(run))["method"]) == {"exact"}
 
 
+@pytest.mark.slow
 def test_named_heads_are_patched_alone_and_together(folder: Path, tmp_path: Path) -> None:
     section = {"heads": HeadSet(((1, 0), (2, 3))), "activations": ["z", "v"], "positions": ["last"], "method": "exact"}
     run = runner.run_study(study(folder, **section), tmp_path, progress=NoProgress())
@@ -387,6 +395,7 @@ def test_the_position_matrix_has_the_tokens_of_both_prompts(exact: Run) -> None:
     assert np.asarray(figure.data[0].z).shape == (len(rows) // 5, 5)
 
 
+@pytest.mark.slow
 def test_report_and_head_page_show_the_effects_on_every_prompt_set(synthetic: Run) -> None:
     assert validate(synthetic) == []
     groups = [*report.charts(assembly.render_context(synthetic))]

@@ -79,6 +79,7 @@ def paths_of(family: str, end: PathEnd) -> list[Path]:
 # Independent references --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @ALL_FAMILIES
 @pytest.mark.parametrize("end", [*RECEIVER_INPUTS, "logits"])
 def test_exact_paths_equal_eager_attention_patched_by_hand(family: str, end: PathEnd) -> None:
@@ -95,6 +96,7 @@ def test_exact_paths_equal_eager_attention_patched_by_hand(family: str, end: Pat
     assert max(sizes) > 1e-3
 
 
+@pytest.mark.slow
 @ALL_FAMILIES
 @pytest.mark.parametrize("end", [*RECEIVER_INPUTS, "logits"])
 def test_paths_through_mlps_into_sets_of_receivers_equal_the_three_runs_of_wang_et_al(
@@ -119,6 +121,7 @@ def test_paths_through_mlps_into_sets_of_receivers_equal_the_three_runs_of_wang_
     assert max(sizes) > 1e-3
 
 
+@pytest.mark.slow
 @ALL_FAMILIES
 def test_paths_at_positions_equal_eager_attention_patched_by_hand(family: str) -> None:
     """The sender changes at the first span, and the receivers' input follows at the second one."""

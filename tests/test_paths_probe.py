@@ -145,6 +145,7 @@ def test_paths_by_position_are_rows_and_an_array(folder: FilePath, tmp_path: Fil
         assert cells[f"L0H1 to {end}"][at] == pytest.approx(path["effect"])
 
 
+@pytest.mark.slow
 def test_estimates_are_means_over_the_pairs_that_differ_enough(verified: Run, folder: FilePath) -> None:
     estimates = verified.table("path_estimates")
     used = verified.table("paths").query("is_normalised").groupby("model", observed=True)["pair"].nunique()
@@ -340,6 +341,7 @@ def test_estimates_alone_decide_nothing(folder: FilePath, tmp_path: FilePath) ->
     assert not any(result.is_exact or result.has_interval or not np.isnan(result.p_adjusted) for result in effects)
 
 
+@pytest.mark.slow
 def test_the_graph_has_the_strongest_paths_with_their_ends_and_effects(synthetic: Run) -> None:
     effects = analysis.sweeps(synthetic)[0]
     figure = plots.plot_graph(effects)

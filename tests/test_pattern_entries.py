@@ -27,6 +27,7 @@ FAMILIES = {
 PLACES = [(0, 0), (7, 2), (9, 9), (11, 1)]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_entries_equal_eager_attention_with_one_weight_replaced(family: str) -> None:
@@ -88,6 +89,7 @@ def test_a_run_has_an_array_by_destination_and_source(folder: Path, tmp_path: Pa
     assert len(estimates) == 2 * 16 * 15
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_cell_per_entry_of_the_heads_of_largest_effect(folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"pairs": [f"{folder}/pairs.jsonl"], "keep_failing": True, "method": "estimate"}
     options |= {"activations": ["pattern"], "pattern_entries": True, "quiet": True, "out": tmp_path}

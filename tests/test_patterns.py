@@ -299,6 +299,7 @@ def test_top_far_rows_have_the_largest_far_weights_and_a_least_distance(run: Run
     assert heads["far_weight"].item() == pytest.approx(mean)
 
 
+@pytest.mark.slow
 def test_a_pass_shared_with_another_probe_gives_the_same_tables_even_after_an_interruption(
     study_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,6 +452,7 @@ def test_a_prompt_may_have_several_lines() -> None:
 # Report ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_findings_and_charts_show_the_top_far_rows_without_markup(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, layers=3, lengths=(256,), docs=1)
     base = run.heads[run.heads["model"] == "base"]

@@ -61,6 +61,7 @@ def test_jobs_wait_for_their_prerequisites() -> None:
     assert makespan(plan, CHECKPOINTS, 8, cost) == 4.0 + 5.0
 
 
+@pytest.mark.slow
 def test_a_thousand_checkpoints_are_planned_fast() -> None:
     plan = [measure_job(Cell(f"m{n}: {c}", f"m{n}", 60.0 + n % 7)) for n in range(1000) for c in range(2)]
     span = makespan(plan, {f"m{n}": str(n) for n in range(1000)}, 8, cost, opening_seconds=30.0)
@@ -143,6 +144,7 @@ def test_a_plan_shows_progress_and_runs_long_jobs_once(
     assert is_long or progress.completed == progress.total
 
 
+@pytest.mark.slow
 def test_predicted_disk_space_is_that_of_the_finished_run(folder: Path, tmp_path: Path) -> None:
     study = content(folder, patterns={"lengths": LENGTHS, "rows": 8}, detectors={"periods": [8], "sequences": 2})
     estimate = planning.plan_study(build_study(study), workers=1, gpus=0)
@@ -151,6 +153,7 @@ def test_predicted_disk_space_is_that_of_the_finished_run(folder: Path, tmp_path
     assert estimate["bytes_stored"] == pytest.approx(stored, rel=0.15)
 
 
+@pytest.mark.slow
 def test_predicted_disk_space_of_the_example_is_that_of_its_tables() -> None:
     """From the rows of one document of each table, as a plan has them. The shipped tables were written once more, as
     a whole, which saves about 5 %."""

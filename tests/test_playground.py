@@ -262,6 +262,7 @@ def test_a_kept_run_opens_like_any_other(kept: Run) -> None:
             assert resolve_url(path, {"run": name})[3].sections
 
 
+@pytest.mark.slow
 def test_a_read_only_app_keeps_nothing(runs: Path, specs: dict[str, str]) -> None:
     server = create_app(runs, specs, read_only=True).server
     with server.app_context(), refuses(CannotWrite, "--read-only"):

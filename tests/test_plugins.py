@@ -135,6 +135,7 @@ def test_all_built_in_probes_are_installed_in_order() -> None:
     assert plugins.reported_problems() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "probe", [p for p in plugins.probes().values() if p.name not in BASIC_PROBES], ids=lambda p: p.name
 )
@@ -191,6 +192,7 @@ def test_the_plugin_api_has_no_other_names() -> None:
         _ = plugin_api.Prob  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_plugin_api_loads_torch_only_for_models_and_listeners() -> None:
     code = """
 import sys
@@ -235,6 +237,7 @@ def test_external_plugin_adds_help_and_study_keys(command: Command, tmp_path: Pa
     assert_names(err, "'norms.powr'", "'power'")
 
 
+@pytest.mark.slow
 def test_external_plugin_adds_a_chart_a_finding_and_a_term(command: Command, folder: Path, tmp_path: Path) -> None:
     (run,) = (folder / "runs").glob("2*")
     code, _, err = command("report", run, "--out", tmp_path / "report.html")
@@ -336,6 +339,7 @@ def test_broken_probe_part_gives_one_line_and_the_rest_works(
     assert_names(line, "'wrong'", *named)
 
 
+@pytest.mark.slow
 def test_requesting_a_broken_probe_gives_one_line(command: Command, tmp_path: Path) -> None:
     packages = install_broken(tmp_path, "def options(self):\n    import gone")
     code, _, err = command("wrong", "--out", tmp_path / "runs", packages=packages)

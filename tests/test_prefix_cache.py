@@ -91,6 +91,7 @@ def test_results_depend_on_the_prompt_alone_bit_for_bit(scheme: str) -> None:
 BATCHED = ["llama-gqa", "gemma3", "gpt_neox", "gemma3n", "gpt_oss", "llama4", "deepseek_v3", "lfm2", "jamba"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BATCHED)
 def test_prompts_of_one_length_answered_together_equal_those_answered_alone(name: str) -> None:
     """Tokens are equal and rows to rounding; each answer ends by its own rule; models without a cache fall back."""

@@ -238,6 +238,7 @@ def test_a_training_interrupted_three_times_ends_with_the_same_bytes(
     assert file_bytes(again) == file_bytes(trained)
 
 
+@pytest.mark.slow
 def test_every_checkpoint_loads_with_its_training_positions(trained: Run, texts: Path) -> None:
     rows = trained.validation.astype({"adapter": "str"})
     schemes = {"rope-s0": "base", "alibi-s0": "alibi", "adarope-s0": "adarope:adapter=", "shared-freq-s0": "adarope:"}
@@ -253,6 +254,7 @@ def test_every_checkpoint_loads_with_its_training_positions(trained: Run, texts:
     assert expand_checkpoints(f"{trained.path}/checkpoints/rope-s0/step-*").keys() >= {"step-000000", "step-000004"}
 
 
+@pytest.mark.slow
 def test_variants_share_initial_weights_and_batches_but_seeds_do_not(trained: Run) -> None:
     def weights(training: str) -> bytes:
         return (trained.path / "checkpoints" / training / "step-000000" / "model.safetensors").read_bytes()

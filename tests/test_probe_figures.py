@@ -28,11 +28,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return study.run_study(build_study(plan), tmp_path_factory.mktemp("runs"))
 
 
+@pytest.mark.slow
 def test_the_window_and_scaling_probes_write_one_valid_run(run: Run) -> None:
     assert set(run.tables) == {"window", "window_pairs", "scaling"}
     assert validate(run) == []
 
 
+@pytest.mark.slow
 def test_accuracy_lines_are_means_over_seeds(run: Run) -> None:
     figure = window.plot_accuracy_by_width(run.window)
     means = accuracy_by_width(run.window).set_index(["scheme", "width"])["accuracy"]
@@ -43,6 +45,7 @@ def test_accuracy_lines_are_means_over_seeds(run: Run) -> None:
         assert list(lines[name].y) == pytest.approx(list(means[scheme]))
 
 
+@pytest.mark.slow
 def test_dominant_frequencies_are_medians_over_seeds(run: Run) -> None:
     lines = {trace.name: trace for trace in window.plot_dominant_frequency(run.window).data}
     assert set(lines) == set(SCHEME_NAMES.values()) - {"NoPE"}

@@ -112,6 +112,7 @@ def test_work_that_cannot_be_resumed_promises_nothing_about_an_interruption(
     assert capsys.readouterr().err.splitlines()[0] == "This takes about 6 min."
 
 
+@pytest.mark.slow
 def test_a_benchmark_says_what_it_times_and_how_much_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 

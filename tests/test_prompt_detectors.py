@@ -65,6 +65,7 @@ def score_table(model: Model, ids: np.ndarray, exclude_first: bool, own: np.ndar
     return pd.DataFrame(scores.compute())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exclude_first", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_of_every_family_equal_those_of_eager_weights(family: str, exclude_first: bool) -> None:
@@ -216,9 +217,9 @@ def test_command_takes_a_prompt_and_tokens(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "tiny")
     for flags in (["--prompt", "w1 w2 w1 w2 w1 w3"], ["--tokens", "5,6,7,5,6"]):
         arguments = ["detectors", "--model", f"base={checkpoint}", *flags, "--exclude-first", "--quiet"]
-        result = CliRunner().invoke(cli.app, [*arguments, "--out", str(tmp_path / "runs")])
+        result = CliRunner().invoke(cli.app, [*arguments, "--out", str(tmp_path / flags[0])])
         assert result.exit_code == 0, result.output
-        run = Run.open(max((tmp_path / "runs").glob("2*")))
+        run = Run.open(next((tmp_path / flags[0]).glob("2*")))
         (top, *_) = run.findings().query("question == 'prompt_detectors.top_head'")["unit"]
         assert_names(result.output, top)
 

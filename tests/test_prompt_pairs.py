@@ -213,6 +213,7 @@ def test_a_span_that_is_not_in_the_prompt_is_refused(span: Any, named: tuple[obj
         with_spans(x=span)
 
 
+@pytest.mark.slow
 @ALL_SETS
 def test_spans_of_generated_sets_hold_what_they_name(name: Any) -> None:
     expected = {
@@ -241,6 +242,7 @@ def test_spans_of_generated_sets_hold_what_they_name(name: Any) -> None:
 # Generated sets ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @ALL_SETS
 def test_generated_prompts_have_equal_lengths_and_answers_of_one_token(name: Any) -> None:
     pairs = generated(name)
@@ -251,6 +253,7 @@ def test_generated_prompts_have_equal_lengths_and_answers_of_one_token(name: Any
         assert 1 <= (pair.clean != pair.corrupted).sum() <= 3
 
 
+@pytest.mark.slow
 @ALL_SETS
 def test_a_generated_pair_depends_on_the_seed_and_its_number_only(name: Any) -> None:
     first, other_seed = generated(name).build(3), generated(name, seed=1).build(3)
@@ -262,6 +265,7 @@ def test_a_generated_pair_depends_on_the_seed_and_its_number_only(name: Any) -> 
     assert not np.array_equal(first.clean, other_seed.clean)
 
 
+@pytest.mark.slow
 def test_no_generated_pair_repeats_another_and_too_many_are_refused_with_their_number() -> None:
     tokenizer = real_tokenizer()
     pairs = pair_sets.generated_pairs("greater-than", tokenizer, 1500, 40, 0)

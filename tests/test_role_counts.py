@@ -28,6 +28,7 @@ def test_a_value_on_the_threshold_neither_exceeds_it_nor_falls_below_it(value: f
     assert falls_below(values, 0.1).tolist() == [False, False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name[17:])
 def test_every_place_counts_the_heads_of_a_role_alike(folder: Path) -> None:
     run = Run.open(folder)

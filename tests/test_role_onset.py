@@ -165,6 +165,7 @@ def test_a_role_is_acquired_at_the_first_step_from_which_the_head_keeps_it() -> 
     assert [len(trace.x) for trace in figure.data] == [6, 5]
 
 
+@pytest.mark.slow
 def test_results_have_the_step_of_the_first_and_of_the_middle_head_of_every_role_in_every_training() -> None:
     run = open_shipped("from-scratch")
     course = training_checkpoints(run.manifest["models"]).set_index("label")

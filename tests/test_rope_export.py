@@ -53,6 +53,7 @@ def export(build: Builder, scheme: str, folder: Path) -> tuple[PreTrainedModel, 
     return model.module, expected, parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "scheme"),
     [

@@ -179,6 +179,7 @@ def rebuilt(module: PreTrainedModel, rope: dict[str, Any]) -> PreTrainedModel:
     return reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*families_with_softmax_factors()} - NOT_MEASURABLE))
 def test_schemes_replace_the_softmax_factor_of_each_family(name: str) -> None:
     own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 32}

@@ -124,6 +124,7 @@ def test_each_group_rotates_by_its_own_frequencies(family: str) -> None:
         assert largest(rotated.k[group].double() - expected) <= 1e-4
 
 
+@pytest.mark.slow
 @ROTATING
 def test_cached_decoding_equals_the_full_pass(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recurrent layers read token by token in both passes: the family's rule for many tokens rounds in another way."""
@@ -210,6 +211,7 @@ def test_models_without_rope_have_no_pair_tables_and_refuse_frequency_schemes(fa
     assert largest(logits(model, "base") - logits(model)) == 0.0
 
 
+@pytest.mark.slow
 def test_models_with_and_without_rope_share_a_run_and_its_report(tmp_path: Path) -> None:
     tokens = tokenizer("byte-level")
     models = {}

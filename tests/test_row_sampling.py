@@ -170,6 +170,7 @@ def last_octave_means_of(model: Model, ids: torch.Tensor, rows: int | None, seed
     return means.droplevel(["model", "kv_group", "context_length", "doc"])
 
 
+@pytest.mark.slow
 def test_sampled_and_exact_statistics_of_a_windowed_model_agree_over_the_last_octave() -> None:
     model = hs.load(families.MEASURABLE["gemma3"]())
     ids = torch.randint(3, families.VOCAB, (240,), generator=torch.Generator().manual_seed(0))

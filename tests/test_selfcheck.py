@@ -79,6 +79,7 @@ def scaled(measure: Any, factor: float) -> Any:
     return scaled_measure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "quantities"),
     [
@@ -130,6 +131,7 @@ def test_the_command_exits_with_1_if_a_check_fails(folder: str, monkeypatch: pyt
     assert f"torch {torch.__version__.partition('+')[0]}" in bad.output
 
 
+@pytest.mark.slow
 def test_kernels_are_checked_where_they_run(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here in Triton's interpreter; an error of one percent fails them."""
     monkeypatch.setattr(selfcheck, "RANDOM_KEY_COUNT", 20)
@@ -149,6 +151,7 @@ def test_kernels_are_checked_where_they_run(tiny: Model, monkeypatch: pytest.Mon
     assert "row statistics, kernel" in results
 
 
+@pytest.mark.slow
 def test_every_kernel_agrees_with_the_formulas_in_float32(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter: maps in blocks of several tiles and of one, in full passes and after cached keys."""
     monkeypatch.setattr(selfcheck, "RANDOM_KEY_COUNT", 90)
@@ -163,6 +166,7 @@ def test_every_kernel_agrees_with_the_formulas_in_float32(tiny: Model, monkeypat
     assert [name for name, result in results.items() if not result.is_within_tolerance] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "quantity"),
     [
@@ -189,6 +193,7 @@ def test_a_kernel_that_does_not_compile_fails_its_check(
     assert results[failed[0]].difference == float("inf")
 
 
+@pytest.mark.slow
 def test_without_triton_the_torch_code_is_checked(folder: str) -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"

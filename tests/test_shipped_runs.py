@@ -38,6 +38,7 @@ def study_name(path: Path) -> str:
     return path.name.split("-", 1)[1].rsplit("-", 1)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RUNS, ids=study_name)
 def test_every_shipped_run_is_undamaged(path: Path) -> None:
     run = Run.open(path)
@@ -99,6 +100,7 @@ def test_the_docs_give_the_verdicts_of_the_patching_runs(path: Path) -> None:
         assert f"| {task} | {model} | {kept} | {changed} |" in DOCS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATCHING_RUNS, ids=study_name)
 def test_verdicts_by_our_criteria_are_not_counted_as_claims_of_the_paper(path: Path) -> None:
     run = Run.open(path)
@@ -133,6 +135,7 @@ def test_the_circuits_run_has_the_models_of_its_study_file_and_its_findings_are_
     assert {*sentences} <= findings
 
 
+@pytest.mark.slow
 def test_the_app_opens_the_example_with_the_maps_of_its_heads() -> None:
     run = Run.open(EXAMPLE.parent / EXAMPLE_MAPS[0])
     study = read_study(STUDY_FILES / "maps.yaml", {})

@@ -56,6 +56,7 @@ def test_lines_are_visible_on_light_and_dark_pages(colours: list[str]) -> None:
             assert (light + 0.05) / (dark + 0.05) >= 3, (colour, paper)
 
 
+@pytest.mark.slow
 def test_a_colour_of_a_model_is_that_of_no_other_thing(charts: list[Chart]) -> None:
     assert {*style.PALETTE}.isdisjoint(style.CATEGORY_PALETTE)
     labels = {*SHOWN}
@@ -72,6 +73,7 @@ def test_a_colour_of_a_model_is_that_of_no_other_thing(charts: list[Chart]) -> N
                 assert named & labels, (chart.figure.layout.title.text, trace.name)
 
 
+@pytest.mark.slow
 def test_a_chart_is_not_repeated_once_per_model(charts: list[Chart]) -> None:
     titles = [str(chart.figure.layout.title.text).replace("<br>", " ") for chart in charts]
     for label in SHOWN[1:]:
@@ -79,6 +81,7 @@ def test_a_chart_is_not_repeated_once_per_model(charts: list[Chart]) -> None:
         assert not repeated & {*titles}, label
 
 
+@pytest.mark.slow
 def test_panels_share_axes_and_one_colour_scale(charts: list[Chart]) -> None:
     (chart,) = [chart for chart in charts if chart.figure.layout.title.text == "Needle retrieved"]
     maps = [trace for trace in chart.figure.data if trace.type == "heatmap"]

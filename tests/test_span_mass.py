@@ -108,6 +108,7 @@ def test_key_columns_are_checked_and_columns_of_several_listeners_are_shared() -
             listen(wrong=columns[:, 0] if wrong is None else columns[:wrong])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_bos", [True, False])
 @pytest.mark.parametrize("family", EIGHT)
 def test_mass_of_every_family_equals_sums_of_eager_weights(family: str, with_bos: bool) -> None:

@@ -67,6 +67,7 @@ def test_the_page_quotes_the_findings_about_injections_and_the_heads_of_code() -
         assert f"| {key} | {unit} | {percent(top['mass'])} | {percent(top['chance'])} |" in PAGE
 
 
+@pytest.mark.slow
 def test_headlines_of_the_runs_have_at_most_100_characters() -> None:
     for name in span_study.STUDIES:
         shown = [result for result in all_results(open_shipped(name)) if result.question.startswith("spans.")]

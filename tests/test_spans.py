@@ -179,6 +179,7 @@ def test_results_and_charts_have_the_numbers_of_the_tables(run: Run) -> None:
     )
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_prompt_by_prompt_and_checked_by_the_interval(
     run: Run, tiny: Path, tmp_path: Path
 ) -> None:
@@ -435,6 +436,7 @@ def test_intervals_of_the_auroc_cover(separation: float, sizes: tuple[int, int])
     assert extreme_low < 1 == extreme_high
 
 
+@pytest.mark.slow
 def test_random_labels_find_no_head_and_a_planted_difference_is_found() -> None:
     """270 heads that share a prompt effect, 60 prompts a group: in at least 19 of 20 seeds."""
     quiet, found = 0, 0

@@ -61,6 +61,7 @@ def assert_equal_logits(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=MAX_ERROR * float(expected.abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_rule_in_every_layer_equals_eager_attention_with_an_explicit_mask(family: str) -> None:
     model = hs.load(BUILD[family](), device="cpu")
@@ -100,6 +101,7 @@ def test_each_head_can_have_its_own_rule_and_the_others_keep_all_keys() -> None:
     assert_equal_logits(actual, eager_reference.eager_qk(model.module, IDS, choose)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rows_per_tile", [None, 1])
 def test_a_rule_that_keeps_everything_changes_no_bit(
@@ -186,6 +188,7 @@ DECODED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "rule"), DECODED)
 def test_decoding_under_a_rule_equals_masked_full_passes(family: str, rule: str) -> None:
     module, steps = BUILD[family]().double(), 6  # float32 rounds one row in another way than many, by processor
@@ -247,6 +250,7 @@ def mean_nll(logits: Tensor, ids: Tensor) -> float:
     return float(torch.nn.functional.cross_entropy(logits[0, :-1].double(), ids[0, 1:]))
 
 
+@pytest.mark.slow
 def test_the_stored_loss_is_that_of_masked_eager_attention(folder: Path, run: Run) -> None:
     model = hs.load(str(folder / "tiny"), device="cpu")
     documents = load_token_documents(f"file:{folder}/texts/*.txt", tokenizer(), DOCS, TEXT)
@@ -269,6 +273,7 @@ def test_the_stored_loss_is_that_of_masked_eager_attention(folder: Path, run: Ru
     assert losses["minference", document.name] == pytest.approx(mean_nll(published, ids), abs=MAX_ERROR)
 
 
+@pytest.mark.slow
 def test_a_rule_that_keeps_everything_has_the_dense_loss_to_the_bit(run: Run) -> None:
     columns = ["model", "context_length", "doc", "position", "nll", "tokens", "kept"]
     for rule in ("top:40", "streaming:1:15"):
@@ -283,6 +288,7 @@ def test_a_rule_that_keeps_everything_has_the_dense_loss_to_the_bit(run: Run) ->
     np.testing.assert_allclose(kept, (1 + 2 + 3 + 4 * 21) / 24, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_results_compare_every_rule_with_dense_attention_over_documents(run: Run) -> None:
     answers = [result for result in sparsity_results.results(run) if result.model == "yarn"]
     stored = run.rows("sparse_loss", model="yarn", context_length=TEXT).astype({"nll": float, "rule": str})
@@ -326,6 +332,7 @@ def test_the_interval_of_the_rule_with_the_lowest_loss_allows_for_the_choice(tmp
     assert lowest.low < own.low < own.high < lowest.high
 
 
+@pytest.mark.slow
 def test_charts_of_whole_models_are_those_of_the_shown_models(tmp_path: Path) -> None:
     labels = [f"m{number}" for number in range(9)]
     run = synthetic_run(tmp_path, labels, probes=("sparsity",), layers=1, heads=2, docs=2)
@@ -343,6 +350,7 @@ def test_the_charts_of_whole_models_have_a_line_per_family(run: Run) -> None:
     assert {"top", "streaming:1", "block-mean:4", "vertical-slash", "minference"} <= names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cells", [8, 30])
 def test_an_interrupted_run_resumes_to_the_same_tables(folder: Path, run: Run, cells: int, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
@@ -352,6 +360,7 @@ def test_an_interrupted_run_resumes_to_the_same_tables(folder: Path, run: Run, c
     assert contents(resumed) == contents(run)
 
 
+@pytest.mark.slow
 def test_reading_in_chunks_changes_neither_loss_nor_kept_keys(
     folder: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ def test_windowed_heads_are_compared_at_their_own_cost() -> None:
     assert recall_at_equal_cost(run, "base", 7)["top"].isna().to_list() == [False, True]
 
 
+@pytest.mark.slow
 def test_results_name_the_worst_head_and_checks_bound_it_by_layer(run: Run) -> None:
     answers = [result for result in results.results(run) if result.model == "base"]
     worst = next(r for r in answers if r.question == "sparsity.worst_head" and r.where["rule"] == "streaming:1:15")

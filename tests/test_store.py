@@ -393,6 +393,7 @@ def test_texts_keep_zero_characters_at_their_end():
     assert stored["doc"].to_pylist() == ["a\0", "b"]
 
 
+@pytest.mark.slow
 def test_tables_come_back_as_written_with_labels_in_order_of_appearance(tmp_path):
     run = synthetic_run(tmp_path, models=("zeta", "alpha"))
     assert run.models == list(run.attention["model"].cat.categories) == ["zeta", "alpha"]
@@ -483,6 +484,7 @@ def at(run, time):
     return Run.open(run.path.rename(run.path.with_name(time + run.name[len(time) :])))
 
 
+@pytest.mark.slow
 def test_a_label_that_two_runs_measured_is_two_models(tmp_path):
     first_label, second_label = "base · synthetic 01-01 08:30", "base · synthetic 01-01 09:00"
     first = at(synthetic_run(tmp_path, models=("base", "yarn")), "20260101T083000Z")
@@ -498,6 +500,7 @@ def test_a_label_that_two_runs_measured_is_two_models(tmp_path):
     assert joined.conflicting_row_counts == {}
 
 
+@pytest.mark.slow
 def test_runs_of_one_name_in_two_folders_are_two_models_and_one_run_named_twice_is_refused(tmp_path):
     runs = [synthetic_run(tmp_path / name, models=("base",), seed=seed) for seed, name in enumerate("ab")]
     same = [Run.open(run.path.rename(run.path.with_name("r"))) for run in runs]
@@ -508,6 +511,7 @@ def test_runs_of_one_name_in_two_folders_are_two_models_and_one_run_named_twice_
         open_runs([same[0].path, same[0].path / ".." / "r"])
 
 
+@pytest.mark.slow
 def test_runs_with_different_tables_of_one_model_combine_into_one_model(tmp_path):
     full_run = synthetic_run(tmp_path)
     tables = full_run.manifest["tables"]
@@ -526,6 +530,7 @@ def test_runs_with_different_tables_of_one_model_combine_into_one_model(tmp_path
     assert combine_runs([some, first]).models == full_run.models, "each where it stood first"
 
 
+@pytest.mark.slow
 def test_one_label_with_two_adapters_is_two_models_whatever_was_measured_of_each(tmp_path):
     full_run = synthetic_run(tmp_path)
     tables, models = full_run.manifest["tables"], full_run.manifest["models"]
@@ -605,6 +610,7 @@ def test_one_label_with_another_dtype_geometry_or_tokenizer_is_two_models(tmp_pa
 # Several runs stored as one -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_joined_run_stores_the_combined_tables(tmp_path):
     shape = {"layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
     parts = [synthetic_run(tmp_path, models=(name,), seed=seed, **shape) for seed, name in enumerate("ab")]
@@ -620,6 +626,7 @@ def test_joined_run_stores_the_combined_tables(tmp_path):
     assert {*stored.manifest["config"]["joined"]} == {run.name for run in parts}
 
 
+@pytest.mark.slow
 def test_join_killed_before_its_commit_can_be_repeated(tmp_path, monkeypatch):
     shape = {"layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
     parts = [synthetic_run(tmp_path, models=(name,), seed=seed, **shape) for seed, name in enumerate("ab")]
@@ -634,6 +641,7 @@ def test_join_killed_before_its_commit_can_be_repeated(tmp_path, monkeypatch):
     assert validate(join_runs(parts, tmp_path, "both")) == []
 
 
+@pytest.mark.slow
 def test_runs_that_cannot_be_joined_are_refused_and_nothing_is_written(tmp_path):
     run = synthetic_run(tmp_path, models=("a",), layers=2, heads=2, groups=2, pairs=2, lengths=(256,), docs=2)
     for parts in ([run], [run, run]):

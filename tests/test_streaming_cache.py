@@ -117,6 +117,7 @@ def test_another_attention_function_gives_nan_instead_of_a_wrong_token() -> None
     assert model.module(IDS[:, :1], past_key_values=cache, use_cache=True).logits.isnan().all()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_streaming_groups_equal_the_edited_outputs_in_every_family_and_leave_no_trace() -> None:
     for name, build in families.MEASURABLE.items():

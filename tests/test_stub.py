@@ -71,11 +71,13 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> str:
     return output
 
 
+@pytest.mark.slow
 def test_mypy_accepts_every_python_block_of_the_docs(messages: str) -> None:
     """A page is one script; a block may use `run`. The two files of the example probe are checked, too."""
     assert [line for line in messages.splitlines() if "page_" in line or "query_norms" in line] == []
 
 
+@pytest.mark.slow
 def test_mypy_reveals_the_types_of_every_function(messages: str) -> None:
     revealed = re.findall(r'uses.py.*Revealed type is "(.+)"', messages)
     assert revealed == ["headscope.runs.run.Run"] * len(plugins.probe_functions()) + ["headscope.positions.model.Model"]

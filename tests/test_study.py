@@ -240,6 +240,7 @@ def test_checkpoints_with_equal_tokenizer_files_share_one_tokenizer(folder: Path
     assert context.tokenizer("first") is not context.tokenizer("other")
 
 
+@pytest.mark.slow
 def test_two_checkpoints_are_opened_one_after_the_other(folder: Path, tmp_path: Path, loads: LoadRecorder) -> None:
     other = save_checkpoint(tmp_path / "other", seed=1)
     plan = content(folder)
@@ -293,6 +294,7 @@ def test_planning_grows_with_the_number_of_models_not_with_its_square(folder: Pa
     assert calls(80) < 2.3 * calls(40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cells", [1, 4, 9])
 def test_a_run_resumed_after_ctrl_c_ends_byte_identical(
     folder: Path, study_run: Run, tmp_path: Path, cells: int

@@ -166,6 +166,7 @@ def test_a_head_without_rotation_has_no_weighted_log_theta(tmp_path):
     assert run.heads["cov"].item() == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_scales_are_copied_to_the_head_table(tmp_path):
     run = synthetic_run(tmp_path)
     keys = ["model", "layer", "head"]
@@ -177,6 +178,7 @@ def test_scales_are_copied_to_the_head_table(tmp_path):
 # Intervals
 
 
+@pytest.mark.slow
 def test_confidence_interval_of_a_head_contains_its_value(tmp_path):
     heads = synthetic_run(tmp_path, docs=5).heads
     for name in ("ess2_1024", "growth", "cov"):
@@ -184,6 +186,7 @@ def test_confidence_interval_of_a_head_contains_its_value(tmp_path):
         assert (heads[name] < heads[f"{name}_high"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("docs", [1, 2])
 def test_one_or_two_documents_give_no_interval(docs, tmp_path):
     run = synthetic_run(tmp_path, docs=docs)
@@ -197,6 +200,7 @@ def test_one_or_two_documents_give_no_interval(docs, tmp_path):
     assert summary.model_table(run)["nll_256_diff_low"].isna().all()
 
 
+@pytest.mark.slow
 def test_summaries_are_the_same_every_time(tmp_path):
     run = synthetic_run(tmp_path)
     pd.testing.assert_frame_equal(summary.head_table(run), summary.head_table(type(run).open(run.path)))
@@ -205,6 +209,7 @@ def test_summaries_are_the_same_every_time(tmp_path):
 # The tables as a whole
 
 
+@pytest.mark.slow
 def test_there_is_one_row_per_model_layer_and_head_in_order(tmp_path):
     heads = synthetic_run(tmp_path, models=("zeta", "alpha"), layers=3, heads=4).heads
     assert list(heads[HEAD_KEYS].drop_duplicates()["model"].unique()) == ["zeta", "alpha"]
@@ -213,6 +218,7 @@ def test_there_is_one_row_per_model_layer_and_head_in_order(tmp_path):
     assert (heads["kv_group"] == heads["head"] // 2).all()
 
 
+@pytest.mark.slow
 def test_every_column_of_the_wide_table_is_described(tmp_path):
     run = synthetic_run(tmp_path, probes=("measure", *ROWS))
     heads = run.heads
@@ -231,6 +237,7 @@ def test_every_column_of_the_wide_table_is_described(tmp_path):
     assert statistic("influence_freq_method").label == f"{statistic('influence_freq').label}, method"
 
 
+@pytest.mark.slow
 def test_copying_scores_of_runs_without_centring_have_a_described_column_of_their_own(tmp_path):
     run = synthetic_run(tmp_path)
     run._frames["head_circuits"] = run.table("head_circuits").assign(is_centred=False)
@@ -239,6 +246,7 @@ def test_copying_scores_of_runs_without_centring_have_a_described_column_of_thei
     assert statistic("ov_copying_uncentred").meaning != statistic("ov_copying").meaning
 
 
+@pytest.mark.slow
 def test_a_column_of_methods_is_no_statistic(tmp_path):
     methods = [name for name in synthetic_run(tmp_path).heads if name.endswith("_method")]
     assert methods
@@ -306,6 +314,7 @@ def test_loss_of_a_document_is_weighted_by_tokens(tmp_path):
     assert summary.model_table(stored(tmp_path, nll=nll))["nll_32"].item() == pytest.approx(3.5)
 
 
+@pytest.mark.slow
 def test_models_are_medians_over_heads(tmp_path):
     run = synthetic_run(tmp_path)
     table = summary.model_table(run)
@@ -319,6 +328,7 @@ def test_a_run_without_tables_of_heads_has_an_empty_wide_table(tmp_path):
     assert len(stored(tmp_path, nll=nll).heads) == 0
 
 
+@pytest.mark.slow
 def test_hundreds_of_heads_are_summarised_in_as_many_calls_as_a_few(tmp_path):
     """Nothing loops over heads."""
 

@@ -277,6 +277,7 @@ def test_a_stream_that_breaks_off_is_missing(monkeypatch: pytest.MonkeyPatch) ->
 # Token documents
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", [PLAIN, BOTH_ENDS], ids=["plain", "both ends"])
 @settings(deadline=None)
 @given(

@@ -108,6 +108,7 @@ def run_threads(*functions: Callable[[], Any]) -> list[Any]:
 # Several models in several threads ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_concurrent_passes_of_attached_and_untouched_models_are_bit_equal_to_single_threaded_ones(family: str) -> None:
     """Two models under different schemes and one without a context, entered and left again in each thread."""
@@ -348,6 +349,7 @@ def pair_of_models(family: str) -> tuple[Model, Model]:
     return first, second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "override with a hidden mask", "bridge"])
 @settings(max_examples=8)
 @given(data=st.data())

@@ -55,6 +55,7 @@ def test_every_cell_of_the_success_map_links_to_its_trials(run: Run) -> None:
         assert [row[0] for row in trial_list.cells] == outcomes
 
 
+@pytest.mark.slow
 def test_trial_shows_each_answer_token_with_the_heads_that_copied_it(run: Run) -> None:
     content = page_content(run, length="1024", depth="0.3300", trial="2")
     heading = [*content.sections][-2]
@@ -77,6 +78,7 @@ def test_trial_shows_each_answer_token_with_the_heads_that_copied_it(run: Run) -
 ATTENTION = "What a head attends to at an answer token"
 
 
+@pytest.mark.slow
 def test_an_answer_token_opens_what_any_head_attends_to_there(run: Run) -> None:
     query = {"length": "1024", "depth": "0.3300", "trial": "2"}
     trial = run.needles.query("model == 'yarn' and mode == 'strict' and context_length == 1024")
@@ -101,6 +103,7 @@ def test_an_answer_token_opens_what_any_head_attends_to_there(run: Run) -> None:
     assert_names(note.sentences[0], f"L{without['layer']}H{without['head']}", "15 %")
 
 
+@pytest.mark.slow
 def test_a_run_without_attended_keys_names_the_command(run: Run) -> None:
     context = assembly.render_context(run, "yarn")
     tables = {name: facts for name, facts in run.manifest["tables"].items() if name != "needle_keys"}

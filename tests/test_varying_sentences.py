@@ -40,6 +40,7 @@ def random_effects(units: int, exact: int, pairs: int, rng: np.random.Generator)
     return effects
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("units", "exact", "pairs"),
     [(1, 1, 4), (4, 4, 1), (4, 4, 6), (9, 9, 6), (12, 4, 6), (12, 12, 6), (24, 11, 6), (24, 1, 6), (24, 0, 6)],

@@ -45,6 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return synthetic_run(tmp_path_factory.mktemp("runs"), models=("base", "yarn:factor=8", "adarope:adapter=x"))
 
 
+@pytest.mark.slow
 def test_findings_state_their_number_with_interval_and_n(run: Run) -> None:
     findings = run.findings().set_index("question")
     (difference,) = [
@@ -63,6 +64,7 @@ def test_findings_state_their_number_with_interval_and_n(run: Run) -> None:
     assert len(claims)
 
 
+@pytest.mark.slow
 def test_every_finding_about_needles_and_influence_states_its_number(run: Run) -> None:
     findings = run.findings()
     probed = findings[findings["topic"].isin(["Needle in a haystack", "Head influence"])]

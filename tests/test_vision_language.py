@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 import headscope as hs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 def test_language_model_has_eager_logits_and_attention(kind: str, tmp_path: Path) -> None:
     options = dict(MODELS[kind])

@@ -1,6 +1,6 @@
-"""Writes docs/paper.md: the paper's claims compared with the results of a run.
+"""Writes docs/paper.md: the paper's claims compared with the results of a run, and of others that decide more of them.
 
-python -m probes.adapt.paper_page RUN...
+python -m probes.adapt.paper_page RUN [FURTHER_RUN ...]
 """
 
 import re
@@ -14,7 +14,7 @@ from headscope.rendering.run_results import claims as run_claims
 from headscope.results import words
 from headscope.results.collection import all_results
 from headscope.results.result import Result
-from headscope.runs.run import Run, combine_runs
+from headscope.runs.run import Run
 from probes.adapt.compared_models import ComparedModels
 from probes.adapt.results import losses_by_position
 
@@ -26,9 +26,12 @@ NOTES_PATH = Path(__file__).with_name("notes.md")
 EXAMPLES = Path(headscope.__file__).parent / "examples"
 
 
-def comparison_page(run: Run) -> str:
-    """The comparison as Markdown."""
-    claims = run_claims(all_results(run))
+def comparison_page(run: Run, *further: Run) -> str:
+    """The comparison as Markdown. A claim of a further run stands for the same claim, at the same length, of an earlier
+    run."""
+    claims_by_run = {one: run_claims(all_results(one)) for one in (run, *further)}
+    latest = {_subject(claim): claim for claims in claims_by_run.values() for claim in claims}
+    claims = [*latest.values()]
     lines = [
         "# Comparison with the paper",
         "",
@@ -47,6 +50,7 @@ def comparison_page(run: Run) -> str:
         "",
         *_describe_run(run),
         "",
+        *(line for one in further for line in (*_describe_further_run(one, claims_by_run[one]), "")),
         _table_of_claims(claims),
         "",
     ]
@@ -54,6 +58,11 @@ def comparison_page(run: Run) -> str:
         if models.yarn is not None and "nll" in run.tables:
             lines += _loss_by_position_table(run, models.adarope, models.yarn, models.base)
     return "\n".join([*lines, notes()])
+
+
+def _subject(claim: Result) -> tuple[object, ...]:
+    """What a claim is about: equal for the same claim of two runs."""
+    return claim.question, *sorted(claim.where.items())
 
 
 def notes() -> str:
@@ -100,6 +109,13 @@ def _describe_run(run: Run) -> list[str]:
     ]
 
 
+def _describe_further_run(run: Run, claims: Sequence[Result]) -> list[str]:
+    """The texts of a run that decides some of the claims."""
+    subjects = words.join_words([*dict.fromkeys(words.statement(claim).partition(":")[0] for claim in claims)])
+    documents = ", ".join({doc: None for model in run.manifest["models"] for doc in model["documents_sha256"]})
+    return [f"{subjects}: another run, `{run.name}`, on {documents}."]
+
+
 def _loss_by_position_table(run: Run, adarope: str, yarn: str, base: str) -> list[str]:
     """Every position bin: the loss of the AdaRoPE model minus that of YaRN and of the base model."""
     against_yarn, against_base = (
@@ -125,4 +141,4 @@ def _loss_by_position_table(run: Run, adarope: str, yarn: str, base: str) -> lis
 
 
 if __name__ == "__main__":
-    PAGE_PATH.write_text(comparison_page(combine_runs([Run.open(path) for path in sys.argv[1:]])), encoding="utf-8")
+    PAGE_PATH.write_text(comparison_page(*map(Run.open, sys.argv[1:])), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,6 @@ from headscope.plots import loss, role_emergence
 from headscope.plots.top_heads import fit_to_card, hide_long_legend, plot_unit_bars
 from headscope.rendering.blocks import Card, RenderContext
 from headscope.rendering.explorer_blocks import query_link
-from headscope.results.result import Result
 from headscope.results.words import answer, sentence
 from headscope.runs.column_metadata import parse_column
 from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask
@@ -113,9 +113,8 @@ def _loss_card(context: RenderContext) -> Iterator[Card]:
 
 def _role_cards(context: RenderContext) -> Iterator[Card]:
     """A card for each of the roles that most heads take on during training, not all of them before the first step."""
-    by_role: dict[str, list[Result]] = {}
-    for result in onset_results(context.run):
-        by_role.setdefault(str(result.where["role"]), []).append(result)
+    onsets = sorted(onset_results(context.run), key=lambda result: result.where["role"])
+    by_role = {role: [*results] for role, results in groupby(onsets, key=lambda result: str(result.where["role"]))}
     changing = {role: results for role, results in by_role.items() if any(result.value > 0 for result in results)}
     checkpoints = training_checkpoints(context.run.manifest["models"])
     for role in sorted(changing, key=lambda role: -sum(result.n or 0 for result in changing[role])):
