@@ -1,6 +1,6 @@
 """Final checkpoints of pretraining in a run, and their validation losses by document, variant and seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -16,15 +16,31 @@ LossesByTraining = dict[TrainingKey, pd.Series]
 def checkpoint_labels(run: Run) -> dict[TrainingKey, dict[int, str]]:
     """The run's checkpoints of each training, as trained: step -> label, in the order of the run.
 
-    A checkpoint under another position scheme than its own is another model.
+    A checkpoint under another position scheme than its own is another model. Of several checkpoints of one variant,
+    seed and step, which combined runs may have, it is the first.
     """
     labels: dict[TrainingKey, dict[int, str]] = {}
+    for training, step, label in _checkpoints(run):
+        labels.setdefault(training, {}).setdefault(step, label)
+    return labels
+
+
+def repeated_checkpoints(run: Run) -> Iterator[tuple[TrainingKey, int, str, str]]:
+    """Checkpoints of a variant, seed and step that an earlier model of the run has, too: these, the earlier label, and
+    theirs."""
+    labels = checkpoint_labels(run)
+    for training, step, label in _checkpoints(run):
+        if labels[training][step] != label:
+            yield training, step, labels[training][step], label
+
+
+def _checkpoints(run: Run) -> Iterator[tuple[TrainingKey, int, str]]:
+    """Training, step and label of every checkpoint under its own position scheme."""
     for model in run.manifest["models"]:
         has_own_scheme = not str(model.get("spec", "")).endswith(f"@{model.get('scheme')}")
         if model.get("pretraining") is not None and model["step"] is not None and has_own_scheme:
             training = TrainingKey(model["pretraining"]["variant"], model["pretraining"]["seed"])
-            labels.setdefault(training, {})[model["step"]] = model["label"]
-    return labels
+            yield training, model["step"], model["label"]
 
 
 def final_checkpoint_labels(run: Run) -> dict[TrainingKey, str]:

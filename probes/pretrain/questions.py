@@ -7,6 +7,13 @@ from dataclasses import replace
 
 from headscope.results.questions import CLAIMS_TOPIC, Question
 
+REPEATED = Question(
+    name="pretrain.repeated",
+    topic="Models",
+    level="warning",
+    sentence="{model} and {first} are the variant {variant} of seed {training_seed} at step {step:,}; the claims are "
+    "about {first} alone",
+)
 _LOSS_EVIDENCE = (
     "in contexts of {context_length:,} tokens, {parts}[; the paper has no ablation {untested:words}, so it is not part "
     "of this claim]"
@@ -104,4 +111,4 @@ PARTS = (
     ),
 )
 
-QUESTIONS = (*CLAIMS, *PARTS)
+QUESTIONS = (REPEATED, *CLAIMS, *PARTS)

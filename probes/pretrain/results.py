@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.results.questions import questions
-from headscope.results.result import Bound, Result
+from headscope.results.result import Bound, Result, Scalar
 from headscope.results.samples import mean_result
 from headscope.results.verdicts import judge, judge_by_parts
 from headscope.runs.aggregation import rank_correlations
@@ -24,6 +24,7 @@ from probes.pretrain.analysis import (
     final_checkpoint_labels,
     losses_by_document,
     native_context,
+    repeated_checkpoints,
 )
 from probes.pretrain.schema import TrainingKey
 
@@ -51,7 +52,10 @@ HeadsByVariant = Mapping[str, pd.DataFrame]
 
 
 def results(run: Run) -> Iterator[Result]:
-    """The claims that the run's tables can test; none without a model pretrained with AdaRoPE."""
+    """Checkpoints that are there twice, and the claims that the run's tables can test; none without AdaRoPE."""
+    for training, step, first, other in repeated_checkpoints(run):
+        where: dict[str, Scalar] = {"variant": training.variant, "training_seed": training.seed, "step": step}
+        yield Result(question="pretrain.repeated", model=other, where=where, details={"first": first})
     finals = final_checkpoint_labels(run)
     if "adarope" not in {training.variant for training in finals}:
         return
