@@ -280,3 +280,19 @@ def test_finding_of_equal_weights_names_what_else_differs(text: str, tmp_path: P
     old = equal_models(run)
     assert [(*pair[:2], pair[2].differences) for pair in old] == [("a", "copy", ()), ("a", "b", ("configuration",))]
     assert "weights beyond bfloat16" in old[0][2].unknown
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        ("yarn:factor=4", "yarn:factor=4.0", True),
+        ("yarn:factor=8,attention_factor=1", "yarn:attention_factor=1.0,factor=8", True),
+        ("yarn:factor=4", "yarn:factor=4.01", False),
+        ("yarn:factor=4", "yarn:factor=40", False),
+        ("adarope:adapter=a/step-1.00", "adarope:adapter=a/step-1", False),
+        ("base", "yarn:factor=4", False),
+    ],
+)
+def test_a_scheme_written_in_two_ways_is_one_scheme(first: str, second: str, is_same: bool) -> None:
+    identities = [ModelIdentity.from_manifest({"scheme": text}) for text in (first, second)]
+    assert (not identities[0].compare(identities[1]).differences) == is_same
