@@ -130,20 +130,56 @@ def measured_verdicts(run: Run) -> Iterator[tuple[str, Verdict]]:
 
 
 def influence_verdicts(run: Run, table: str) -> Iterator[tuple[str, Verdict]]:
-    """The shipped sweeps have units that were only estimated, which decide nothing."""
-    rows = run.table(table).astype({"method": "str", "component": "str", "model": "str"})
+    """Sweeps of which units were only estimated decide nothing."""
+    rows = run.table(table).astype({"method": "str", "component": "str", "model": "str", "doc": "str"})
     rows = rows[~rows["component"].str.contains(":")]  # bands of rotary pairs are not the subject of a claim
     units = ["layer", "kv_group", "head"]
     for (_, component), sweep in rows.groupby(["model", "component"]):
-        exact = sweep.loc[sweep["method"] == "exact", units].drop_duplicates()
-        assert len(exact) < len(sweep[units].drop_duplicates())
-        if table == "influence_answers":
+        exact = sweep[sweep["method"] == "exact"]
+        if len(exact[units].drop_duplicates()) == len(sweep[units].drop_duplicates()):
+            yield from exact_verdicts(run, exact.pivot(index=units, columns="doc", values="delta_nll"))
+        elif table == "influence_answers":
             yield "answer_influence.largest_head", "inconclusive"
         else:
             yield "influence.heavy_tail", "inconclusive"
             yield "influence.tail_head", "inconclusive"
             if component == "joint":
                 yield "influence.small_parts", "inconclusive"
+
+
+def exact_verdicts(run: Run, effects: pd.DataFrame) -> Iterator[tuple[str, Verdict]]:
+    """Claims about the exact effects [KV groups, documents] of resetting all parameters of a KV group."""
+    values, top = effects.to_numpy(float), -(-len(effects) // 20)
+    halves = np.arange(values.shape[1]) % 2
+    seeming, judged = np.zeros((2, values.shape[1])), np.zeros((2, values.shape[1]))  # sums over the top, over rises
+    seeming[:] = sums_of_chosen(values, values.mean(axis=1), top)
+    for half in (0, 1):
+        means = values[:, halves != half].mean(axis=1)
+        judged[:, halves == half] = sums_of_chosen(values[:, halves == half], means, top)
+    supports = stats.ttest_1samp(judged[0] - seeming[1] / 2, 0, alternative="greater").pvalue < 0.025
+    refutes = stats.ttest_1samp(seeming[0] - judged[1] / 2, 0, alternative="less").pvalue < 0.025
+    yield "influence.heavy_tail", "supported" if supports else "not supported" if refutes else "inconclusive"
+    heads = run.heads[run.heads["model"] == ADAROPE].astype({"retrieval": float})
+    head = heads.loc[heads["retrieval"].idxmax()]
+    key = (head["layer"], head["kv_group"], -1)
+    yield "influence.tail_head", among_top(effects.loc[key].to_numpy() - effects.drop(index=[key]).to_numpy(), top)
+    sets = run.influence_sets.astype({"choice": "str", "doc": "str"})
+    together = sets[(sets["choice"] == "top") & (sets["size"] == len(effects))].set_index("doc")["delta_nll"]
+    yield "influence.small_parts", among_top(together[effects.columns].to_numpy() / 4 - values, 1)
+
+
+def sums_of_chosen(values: Any, means: Any, top: int) -> tuple[Any, Any]:
+    """By document: the sum over the units of the `top` largest positive means, and over those of positive means."""
+    order = stats.rankdata(-means, method="ordinal")
+    return values[(order <= top) & (means > 0)].sum(axis=0), values[means > 0].sum(axis=0)
+
+
+def among_top(margins: Any, rank: int) -> Verdict:
+    """Whether all but `rank` - 1 of the margins [units, documents] are above 0, by partial conjunction tests."""
+    above, below = (stats.ttest_1samp(margins, 0, axis=1, alternative=side).pvalue for side in ("greater", "less"))
+    if (above < 0.025 / rank).sum() > len(margins) - rank:
+        return "supported"
+    return "not supported" if (below < 0.025 / (len(margins) - rank + 1)).sum() >= rank else "inconclusive"
 
 
 def ablation_verdicts(run: Run) -> Iterator[tuple[str, Verdict]]:

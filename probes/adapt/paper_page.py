@@ -29,8 +29,8 @@ EXAMPLES = Path(headscope.__file__).parent / "examples"
 def comparison_page(run: Run, *further: Run) -> str:
     """The comparison as Markdown. A claim of a further run stands for the same claim, at the same length, of an earlier
     run."""
-    claims_by_run = {one: run_claims(all_results(one)) for one in (run, *further)}
-    latest = {_subject(claim): claim for claims in claims_by_run.values() for claim in claims}
+    claims_by_run = [run_claims(all_results(one)) for one in (run, *further)]
+    latest = {_subject(claim): claim for claims in claims_by_run for claim in claims}
     claims = [*latest.values()]
     lines = [
         "# Comparison with the paper",
@@ -50,7 +50,10 @@ def comparison_page(run: Run, *further: Run) -> str:
         "",
         *_describe_run(run),
         "",
-        *(line for one in further for line in (*_describe_further_run(one, claims_by_run[one]), "")),
+        *(
+            _describe_further_run(one, [claim for claim in own if not _is_equal(claim, claims_by_run[0])])
+            for one, own in zip(further, claims_by_run[1:], strict=True)
+        ),
         _table_of_claims(claims),
         "",
     ]
@@ -109,11 +112,17 @@ def _describe_run(run: Run) -> list[str]:
     ]
 
 
-def _describe_further_run(run: Run, claims: Sequence[Result]) -> list[str]:
-    """The texts of a run that decides some of the claims."""
-    subjects = words.join_words([*dict.fromkeys(words.statement(claim).partition(":")[0] for claim in claims)])
-    documents = ", ".join({doc: None for model in run.manifest["models"] for doc in model["documents_sha256"]})
-    return [f"{subjects}: another run, `{run.name}`, on {documents}."]
+def _is_equal(claim: Result, claims: Sequence[Result]) -> bool:
+    """Whether one of the claims has the same evidence: some depend on the model alone."""
+    return words.evidence(claim) in map(words.evidence, claims)
+
+
+def _describe_further_run(run: Run, claims: Sequence[Result]) -> str:
+    """The texts of a run, and the claims that it decides in place of the first run."""
+    subjects = "; ".join(words.statement(claim) for claim in claims)
+    (documents,) = {tuple(model["documents_sha256"]) for model in run.manifest["models"]}
+    names = words.join_words([*documents])
+    return f"Of another run (`{run.name}`; {words.count_nouns(len(documents), 'texts')}: {names}): {subjects}.\n"
 
 
 def _loss_by_position_table(run: Run, adarope: str, yarn: str, base: str) -> list[str]:
