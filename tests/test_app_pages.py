@@ -216,6 +216,17 @@ def test_ranges_and_all_heads_are_selected_by_keys_and_shift_clicks(app: str, ru
     expect(ticked).to_have_count(0)
 
 
+def test_the_keyboard_stays_in_its_cell_while_heads_are_selected(app: str, run: Run, browse: Callable[..., Page]):
+    page = browse(f"{app}/heads?run={run.name}&model=base&stat=ess2_{LENGTH}", reload=True)
+    expect(page.locator("[data-head-matrix] .heatmaplayer image").first).to_be_attached()
+    page.locator("#head-table .ag-row[row-index='1'] [col-id=head]").focus()
+    for count in (1, 2, 3):
+        page.keyboard.press("Space")
+        expect(page.locator(".head-chip")).to_have_count(count)
+        expect(page.locator(f"#head-table .ag-row[row-index='{count}'] [col-id=head]")).to_be_focused()
+        page.keyboard.press("ArrowDown")
+
+
 def test_the_control_of_runs_has_the_runs_of_the_page_also_after_back(
     run: Run, serve: Callable[[Path], str], browse: Callable[..., Page]
 ):

@@ -65,16 +65,22 @@
   const selectedHeads = () => (newestQuery().get("heads") ?? "").split("_").filter(Boolean);
   const select = (heads) => {
     tableScroll = tableViewport()?.scrollTop ?? 0;
+    tableCell = document.activeElement?.closest("#head-table .ag-cell") ?? null;
     go(location.pathname, changedQuery({ heads: [...new Set(heads)].join("_") }));
   };
-  // A selection builds the table of heads anew: its rows stay where they are, until the reader scrolls.
-  let tableScroll = 0;
+  // A selection builds the table of heads anew: its rows stay where they are, until the reader scrolls, and the keyboard
+  // stays in its cell.
+  let tableScroll = 0, tableCell = null;  // that of the table before
+  const tableApi = () => window.dash_ag_grid.getApi("head-table");
   const tableViewport = () => document.querySelector("#head-table .ag-body-viewport");
-  const restoreTableScroll = (end = performance.now() + 3000) => {
-    const viewport = tableViewport();
-    if (!tableScroll || performance.now() > end) { tableScroll = 0; return; }
-    if (viewport && viewport.scrollTop !== tableScroll) viewport.scrollTop = tableScroll;
-    requestAnimationFrame(() => restoreTableScroll(end));
+  const restoreTable = (end = performance.now() + 3000) => {
+    const viewport = tableViewport(), isLost = document.activeElement === document.body;
+    if (!(tableScroll || tableCell) || performance.now() > end) { tableScroll = 0; tableCell = null; return; }
+    if (viewport && tableScroll && viewport.scrollTop !== tableScroll) viewport.scrollTop = tableScroll;
+    if (viewport?.querySelector(".ag-row") && isLost && tableCell) {
+      tableApi().setFocusedCell(Number(tableCell.parentElement.getAttribute("row-index")), tableCell.getAttribute("col-id"));
+    }
+    requestAnimationFrame(() => restoreTable(end));
   };
   const toggle = ([layer, head]) => {
     if (window.headscopeTickHead?.([layer, head])) return;
@@ -128,7 +134,7 @@
         leaving = "";
         warn("");
         window.headscopeLoadDeferred();
-        restoreTableScroll();
+        restoreTable();
         document.title = `${state.title} · headscope`;
         showNavigation(state);
         newest.name ? showNewestRun() : poll();
@@ -213,7 +219,7 @@
   let lastTicked = null;
   const shownRows = () => {
     const rows = [];
-    window.dash_ag_grid.getApi("head-table").forEachNodeAfterFilterAndSort(({ id }) => rows.push(id));
+    tableApi().forEachNodeAfterFilterAndSort(({ id }) => rows.push(id));
     return rows;
   };
   const tick = (rows, isTicked) => {
@@ -260,7 +266,7 @@
   }
   history.scrollRestoration = "manual";
   addEventListener("scroll", () => { if (target === null && viewAddress() !== leaving) scrollPositions.set(viewAddress(), scrollY); }, { passive: true });
-  for (const event of ["wheel", "touchstart", "keydown", "mousedown"]) addEventListener(event, () => { target = null; tableScroll = 0; }, { passive: true, capture: true });
+  for (const event of ["wheel", "touchstart", "keydown", "mousedown"]) addEventListener(event, () => { target = null; tableScroll = 0; tableCell = null; }, { passive: true, capture: true });
   addEventListener("popstate", (event) => {
     if (!event.isTrusted || viewAddress() === address) return;
     target = scrollPositions.get(viewAddress()) ?? 0;
