@@ -17,6 +17,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 from support.app_pages import VISIBLE_DRAWN, choose_option, set_display, wait_until_drawn
 from support.full_run import whole_run
+from support.shipped_runs import shipped_path
 from support.synthetic_runs import synthetic_run
 
 from dashboards.layout import all_pages
@@ -130,6 +131,20 @@ def test_charts_are_drawn_once(app: str, browse: Callable[..., Page], path: str)
 @pytest.mark.parametrize("path", ["/", "/heads", "/head", "/compare"])
 def test_the_example_fits_a_narrow_screen_and_is_accessible(app: str, browse: Callable[..., Page], path: str):
     check_page(browse(app + path, 800, "dark"), path, 800)
+
+
+def test_attention_maps_are_square_on_wide_and_narrow_pages(browse: Callable[..., Page], serve: Callable[[Path], str]):
+    app = serve(shipped_path("maps"))
+    for width in (1280, 820):
+        page = browse(f"{app}/head/18.6", width)
+        chart = page.locator("figure", has_text="Attention map of layer 18, head 6").first
+        chart.scroll_into_view_if_needed()
+        wait_until_drawn(page)
+        boxes = [image.bounding_box() for image in chart.locator(".heatmaplayer image").all()]
+        assert len(boxes) >= 2
+        for box in boxes:
+            assert box
+            assert abs(box["width"] - box["height"]) <= 2, (width, box)
 
 
 def test_a_click_on_a_head_opens_its_page_with_the_numbers_of_the_parquet(app: str, browse: Callable[..., Page]):

@@ -5,6 +5,7 @@ import plotly.graph_objects as go
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.shipped_runs import open_shipped
 from support.synthetic_runs import synthetic_run
 
 from headscope.plots import rank_shift, style
@@ -89,6 +90,16 @@ def test_panels_share_axes_and_one_colour_scale(charts: list[Chart]) -> None:
     assert {trace.coloraxis for trace in maps} == {"coloraxis"}
     assert all(axis.matches == "x" for axis in [*chart.figure.select_xaxes()][1:])
     assert len(chart.cell_links) == len(maps[0].y)
+
+
+def test_frequencies_that_several_models_learned_are_panels_of_one_chart() -> None:
+    run = open_shipped("from-scratch")
+    charts = {chart.figure.layout.title.text: chart for chart in run.charts("Frequency change relative")}
+    charts = {title: chart for title, chart in charts.items() if title.startswith("Frequency change")}
+    assert [*charts] == [f"Frequency change relative to the {origin}" for origin in ("checkpoint", "initialisation")]
+    for chart in charts.values():
+        assert [trace.meta for trace in chart.figure.data] == ["adarope-s0/step-002048", "no-scale-s0/step-002048"]
+        assert {trace.coloraxis for trace in chart.figure.data} == {"coloraxis"}
 
 
 def test_lines_of_eight_models_are_named_at_their_ends_inside_the_chart(run: Run) -> None:

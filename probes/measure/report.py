@@ -312,12 +312,18 @@ def _frequency_charts(positions: pd.DataFrame, models: Sequence[str]) -> Iterato
             "per KV group.",
             _describe_layer_changes(positions, label, column),
         )
-    for label, column, origin in comparisons:
-        yield Chart(
-            learned_frequencies.plot_frequency_change(positions, label, column),
+    for column, origin in origins:
+        caption = (
             f"Direction of the change from {origin}: blue pairs rotate more slowly, red pairs faster. Mean over KV "
-            "groups, whose changes may have opposite signs.",
-            half_width=True,
+            "groups, whose changes may have opposite signs."
+        )
+        yield from model_panels(
+            (
+                label,
+                Chart(learned_frequencies.plot_frequency_change(positions, label, column), caption, half_width=True),
+            )
+            for label, reference, _ in comparisons
+            if reference == column
         )
 
 
