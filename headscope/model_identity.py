@@ -5,13 +5,13 @@ comparison of two models in headscope. This module needs no torch. Runs of earli
 lists the fields that one of the two models lacks as unknown.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Literal
 
 from headscope.errors import BadInput
+from headscope.model_spec import normalized_scheme
 
 AcceptedWeights = Literal["same", "any"]
 """Values of every option `weights`: accept heads and scores of the same weights only, or of any weights."""
@@ -205,7 +205,7 @@ class ModelIdentity:
             WeightDigests.from_record(identity.get("weights"), entry.get("weights_sha256")),
             entry.get("dtype"),
             identity.get("quantization"),
-            _normalized_scheme(entry.get("scheme")),
+            None if entry.get("scheme") is None else normalized_scheme(entry["scheme"]),
             entry.get("adapter_sha256"),
             identity.get("positions"),
             identity.get("configuration"),
@@ -245,13 +245,6 @@ class ModelIdentity:
     def _has_other_configuration(self, other: "ModelIdentity") -> bool:
         own, others = self.configuration_digest, other.configuration_digest
         return own is not None and others is not None and own[:4] == others[:4] and own != others
-
-
-def _normalized_scheme(text: str | None) -> str | None:
-    """A scheme with its options in alphabetical order and whole numbers without decimals: "yarn:factor=4.0" is
-    "yarn:factor=4"."""
-    name, colon, options = (text or "").partition(":")
-    return text and name + colon + ",".join(re.sub(r"(=\d+)\.0+$", r"\1", item) for item in sorted(options.split(",")))
 
 
 def recorded_configuration(entry: Mapping[str, Any], inputs: Mapping[str, str]) -> str | None:

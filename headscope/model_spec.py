@@ -65,6 +65,21 @@ class SchemeSpec:
         return cls(text, name, options)
 
 
+def normalized_scheme(text: str) -> str:
+    """A scheme with its options in alphabetical order and its numbers written alike: "yarn:factor=4.0" is
+    "yarn:factor=4". Names of files stay as they are."""
+
+    def normalized(option: str) -> str:
+        key, equals, value = option.partition("=")
+        try:
+            return option if key == "adapter" else f"{key}{equals}{float(value):.12g}"
+        except ValueError:  # a word
+            return option
+
+    name, colon, options = text.partition(":")
+    return name + colon + ",".join(map(normalized, sorted(options.split(","))))
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A checkpoint under a position scheme, as a user wrote it.

@@ -144,11 +144,12 @@ class Probe:
         return ()
 
     def overview_cards(self, context: "RenderContext") -> "Iterable[Card]":
-        """Cards for the overview of a run, and for the top of its own page."""
+        """Cards for the overview of a run, and for the top of the probe's own page."""
         return ()
 
     def page_cards(self, context: "RenderContext", page: str) -> "Iterable[Card]":
-        """Cards for the top of the page of several probes at this path: "/compare" or "/checkpoints"."""
+        """Cards for the top of a page that several probes share, which shows two: `page` is "/compare" or
+        "/checkpoints"."""
         return ()
 
     def head_card(self, run: "Run", model: str, layer: int, head: int) -> "Iterable[Block]":

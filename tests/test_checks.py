@@ -208,7 +208,8 @@ def test_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
         ({"result": "x.los", "at_least": 1}, ["'x.los'", "'x.loss'"]),
         ({"result": "x.share", "at_least": 1}, ["'x.share'", "x.loss"]),
         ({"result": "x.loss", "model": "bse", "at_least": 1}, ["'bse'", "'base'"]),
-        ({"result": "x.loss", "where": {"a": 1}, "at_least": 1}, ["x.loss", "base"]),
+        ({"result": "x.loss", "where": {"a": 1}, "at_least": 1}, ["x.loss", "base", "a 1"]),
+        ({"result": "x.loss", "where": {"a": 0}, "at_least": 1}, ["x.loss", "base", "a 0"]),
         ({"statistic": "inductoin_token", "median": True, "at_least": 1}, ["'inductoin_token'", "run.heads"]),
     ],
 )

@@ -1,6 +1,7 @@
 """The paper's claims on synthetic runs that agree with them and on runs that contradict them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -273,3 +274,33 @@ def test_evenness_is_compared_with_the_start_of_the_training(run_of: RunOf) -> N
     assert (claim.verdict, claim.baseline) == ("not supported", YARN)
     assert claim.value == pytest.approx(1.87 / 1.75)
     assert claim.details["medians"] == pytest.approx({"base": 2.37, YARN: 1.75, LEARNED: 1.87})
+
+
+def test_a_further_run_judges_the_claims_that_the_page_leaves_open(
+    run_of: RunOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = run_of("base", LEARNED, YARN), run_of("base", LEARNED)
+    where = {"context_length": 1024}
+    open_claim, decided, other = (
+        Result(question=f"influence.{name}", model="adarope:adapter=x", where=where, verdict=verdict, value=0.1, n=2)
+        for name, verdict in (
+            ("heavy_tail", "inconclusive"),
+            ("small_parts", "supported"),
+            ("tail_head", "inconclusive"),
+        )
+    )
+    claims = {
+        first: [open_claim, decided, other],
+        second: [replace(open_claim, verdict="supported"), replace(decided, verdict="not supported")],
+    }
+    monkeypatch.setattr("probes.adapt.paper_page.all_results", lambda run: run)
+    monkeypatch.setattr("probes.adapt.paper_page.run_claims", lambda run: claims.get(run, []))
+    for name in ("statement", "evidence", "criterion", "what_decides"):
+        monkeypatch.setattr(words, name, lambda claim: claim.question)
+    text = comparison_page(first, second)
+    assert "| influence.heavy_tail | **supported** |" in text
+    assert "| influence.small_parts | **supported** |" in text
+    assert "| influence.tail_head | **inconclusive** |" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("From another run")]
+    assert_names(line, second.name, "influence.heavy_tail")
+    assert "small_parts" not in line

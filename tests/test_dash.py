@@ -20,7 +20,7 @@ from dashboards.app import _describe_opened_run, create_app
 from dashboards.controls import RANK_LINE_OPTIONS, build_controls
 from dashboards.layout import all_pages, browser_state, page_shell, resolve_url
 from dashboards.lazy_loading import RenderedPage, rendered_page
-from dashboards.pages import checkpoints, compare, probe
+from dashboards.pages import compare, probe
 from dashboards.run_store import current_store
 from dashboards.tabs import tab_bar, visible_sections
 from dashboards.view_state import FILTER_PARAMETERS, ViewState, parse_head, parse_query
@@ -35,6 +35,7 @@ from headscope.rendering.blocks import Chart, HeadTable, Links, PageContent, Tex
 from headscope.results.questions import questions
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run, combine_runs
+from headscope.runs.trainings import has_mixed_lengths
 from headscope.runs.writer import RunWriter
 
 PATHS = [page.PATH for page in all_pages()]
@@ -538,8 +539,8 @@ def test_checkpoints_with_mixed_lengths_are_detected(tmp_path: Path):
         synthetic_run(tmp_path, models=(name,), **TINY | {"lengths": lengths})
         for name, lengths in (("a", (256,)), ("b", (256, 512)), ("c", (256,)))
     ]
-    assert checkpoints.has_mixed_lengths(combine_runs(runs[:2]).heads)
-    assert not checkpoints.has_mixed_lengths(combine_runs(runs[::2]).heads)
+    assert has_mixed_lengths(combine_runs(runs[:2]).heads)
+    assert not has_mixed_lengths(combine_runs(runs[::2]).heads)
 
 
 def test_the_server_answers_only_to_loopback_names_and_sets_security_headers(client):

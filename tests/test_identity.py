@@ -287,6 +287,8 @@ def test_finding_of_equal_weights_names_what_else_differs(text: str, tmp_path: P
     [
         ("yarn:factor=4", "yarn:factor=4.0", True),
         ("yarn:factor=8,attention_factor=1", "yarn:attention_factor=1.0,factor=8", True),
+        ("linear:factor=0.50", "linear:factor=5e-1", True),
+        ("adarope:adapter=runs/lr=1.0", "adarope:adapter=runs/lr=1", False),
         ("yarn:factor=4", "yarn:factor=4.01", False),
         ("yarn:factor=4", "yarn:factor=40", False),
         ("adarope:adapter=a/step-1.00", "adarope:adapter=a/step-1", False),

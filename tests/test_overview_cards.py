@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 from dash import html
 from support.refusals import assert_names
@@ -17,10 +18,11 @@ from dashboards.layout import resolve_url
 from dashboards.lazy_loading import RenderedPage
 from dashboards.tabs import visible_sections
 from dashboards.view_state import ViewState
+from headscope import plugins
 from headscope.heads import format_head
 from headscope.rendering import assembly
 from headscope.rendering.blocks import Card, PageContent
-from headscope.runs.column_metadata import format_number
+from headscope.runs.column_metadata import format_number, heads_with_role
 from headscope.runs.run import Run
 from headscope.runs.trainings import training_checkpoints
 
@@ -77,6 +79,30 @@ def test_checkpoints_start_with_the_roles_that_most_heads_take_on_during_the_tra
             assert not resolve_link(view, card)[0].notes
             trainings = training_checkpoints(Run.open(training).manifest["models"])["training"]
             assert {trace.name for trace in card.figure.data} == {*trainings}
+
+
+def test_cards_of_checkpoints_count_the_heads_that_pass_the_filters() -> None:
+    training = shipped_path("from-scratch")
+    with create_app(training.parent).server.app_context():
+        cards = [*resolve_url("/checkpoints", {"run": training.name, "layers": "0-0"})[3].sections[""]]
+    heads = Run.open(training).heads
+    final = heads[(heads["model"] == "nope-s0/step-002048") & (heads["layer"] == 0)]
+    for card in cards:
+        role = card.question.split()[-1].rstrip("?")
+        (line,) = [trace for trace in card.figure.data if trace.name == "nope-s0"]
+        assert line.y[-1] == heads_with_role(final, role).sum()
+
+
+def test_a_page_shows_the_first_card_of_every_probe_before_a_second_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def card(context: Any, page: str) -> list[Card]:
+        return [Card(go.Figure(), "An answer.", question="Mine?", href="/heads")]
+
+    monkeypatch.setattr(plugins.probes()["detectors"], "page_cards", card)
+    context = assembly.render_context(run, "learned")
+    questions = [card.question for card in assembly.cards_for_page(context, "/compare")]
+    assert questions == ["Which heads change most?", "Mine?"]
 
 
 def resolve_link(view: ViewState, card: Card) -> tuple[ViewState, PageContent]:

@@ -501,7 +501,12 @@ def test_claims_with_disagreeing_seeds_are_inconclusive() -> None:
 def test_two_trainings_of_one_variant_and_seed_are_named_and_the_claims_are_about_the_first() -> None:
     names = {name: head_columns(name.startswith("adarope")) for name in ("adarope-s0", "rope-s0")}
     run, alone = FakeRun(names, {}), FakeRun(names, {})
-    other = {**run.manifest["models"][1], "label": "rope-s0 \u00b7 other"}
+    other = {
+        **run.manifest["models"][1],
+        "label": "rope-s0 \u00b7 other",
+        "checkpoint": "other/rope-s0/step-200",
+        "step": 200,
+    }
     run.manifest["models"].append(other)
     assert final_checkpoint_labels(run) == final_checkpoint_labels(alone)  # type: ignore[arg-type]
     warning, *claims = results(run)  # type: ignore[arg-type]

@@ -11,7 +11,9 @@ from support.shipped_runs import open_shipped
 
 from dashboards.pages import checkpoints
 from headscope.plots import role_emergence
+from headscope.results.result import Result
 from headscope.runs.column_metadata import heads_with_role, measured_roles
+from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 from headscope.runs.trainings import role_onsets, training_checkpoints
 from probes.measure.results import onset_results
@@ -183,15 +185,47 @@ def test_results_have_the_step_of_the_first_and_of_the_middle_head_of_every_role
                 onsets += [] if kept is None else [steps.iloc[kept]]
             if onsets:
                 expected[training, role] = (len(onsets), min(onsets), sorted(onsets)[(len(onsets) - 1) // 2])
-    results = {(result.where["training"], result.where["role"]): result for result in onset_results(run)}
+    results = {(result.where["training"], result.where["role"]): result for result in all_onsets(run)}
     assert {key: (result.n, result.details["first"], result.value) for key, result in results.items()} == expected
     assert len(expected) > 20
     assert course.loc[results["nope-s0", "constant"].model].to_dict() == {"training": "nope-s0", "step": 2048}
 
 
+def all_onsets(run: Run) -> list[Result]:
+    return [*onset_results(run, run.heads, run.models)]
+
+
 def test_single_checkpoints_of_trainings_have_no_onsets() -> None:
-    assert [*onset_results(open_shipped("from-scratch-seeds"))] == []
-    assert [*onset_results(open_shipped("example"))] == []
+    assert all_onsets(open_shipped("from-scratch-seeds")) == []
+    assert all_onsets(open_shipped("example")) == []
+
+
+def test_a_step_at_which_a_role_was_not_measured_is_none_without_it() -> None:
+    frame = heads()
+    frame.loc[frame["model"] == "rope-s0:256", "previous_token"] = np.nan
+    onsets = role_onsets(frame, COURSE, ["previous-token"])
+    steps = onsets.set_index(["training", "layer", "head"])["step"]["rope-s0"]
+    assert steps.to_dict() == {(0, 0): 0, (0, 1): 16, (0, 2): 2048, (1, 0): 0, (1, 1): 2048, (1, 2): 2048}
+    assert onsets[onsets["is_first"]].set_index("training")["head"]["rope-s0"].tolist() == [0, 0]
+
+
+def test_onsets_are_about_checkpoints_whose_heads_were_measured_at_one_length() -> None:
+    frame = heads()
+    run: Any = SimpleNamespace(manifest={"models": models()}, models=[model["label"] for model in models()])
+
+    def results(frame: pd.DataFrame, labels: list[str] | None = None) -> list[Result]:
+        return [*onset_results(run, frame, labels or run.models)]
+
+    assert {result.model for result in results(frame)} == {"rope-s0:2048", "alibi-s0:2048"}
+    assert {result.model for result in results(frame[frame["model"] != "rope-s0:2048"])} == {
+        "rope-s0:256",
+        "alibi-s0:2048",
+    }
+    assert {result.model for result in results(frame, ["alibi-s0:2048"])} == {"alibi-s0:2048"}
+    one_step = frame[frame["model"].isin(["rope-s0:2048"])]
+    assert results(one_step) == []
+    mixed = frame.assign(ess2_256=1.0, ess2_512=np.where(frame["model"] == "rope-s0:2048", 2.0, np.nan))
+    assert results(mixed) == []
 
 
 def test_role_onset_table_has_a_column_per_training_run() -> None:

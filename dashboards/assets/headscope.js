@@ -70,7 +70,7 @@
   };
   // A selection builds the table of heads anew: its rows stay where they are, until the reader scrolls, and the keyboard
   // stays in its cell.
-  let tableScroll = 0, tableCell = null;  // that of the table before
+  let tableScroll = 0, tableCell = null;  // the focused cell of the table that is replaced
   const tableApi = () => window.dash_ag_grid.getApi("head-table");
   const tableViewport = () => document.querySelector("#head-table .ag-body-viewport");
   const restoreTable = (end = performance.now() + 3000) => {
@@ -266,7 +266,7 @@
   }
   history.scrollRestoration = "manual";
   addEventListener("scroll", () => { if (target === null && viewAddress() !== leaving) scrollPositions.set(viewAddress(), scrollY); }, { passive: true });
-  for (const event of ["wheel", "touchstart", "keydown", "mousedown"]) addEventListener(event, () => { target = null; tableScroll = 0; tableCell = null; }, { passive: true, capture: true });
+  for (const event of ["wheel", "touchstart", "keydown", "mousedown"]) addEventListener(event, () => { target = null; tableScroll = 0; if (event === "mousedown") tableCell = null; }, { passive: true, capture: true });
   addEventListener("popstate", (event) => {
     if (!event.isTrusted || viewAddress() === address) return;
     target = scrollPositions.get(viewAddress()) ?? 0;

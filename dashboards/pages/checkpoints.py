@@ -12,9 +12,9 @@ from headscope.probe import Probe
 from headscope.rendering import assembly
 from headscope.rendering.blocks import Block, Chart, LazySequence, PageContent, TextBlock, TextTable
 from headscope.results.words import count_nouns
-from headscope.runs.column_metadata import columns_by_length, measured_roles, roles
+from headscope.runs.column_metadata import measured_roles, roles
 from headscope.runs.run import Run
-from headscope.runs.trainings import role_onsets, training_checkpoints
+from headscope.runs.trainings import checkpoints_in_order, has_mixed_lengths, role_onsets, training_checkpoints
 
 NAME = "Checkpoints"
 PATH = "/checkpoints"
@@ -101,23 +101,17 @@ def _role_charts(heads: pd.DataFrame, training_steps: pd.DataFrame) -> Iterator[
         "Number of heads with the role at that step.",
         half_width=True,
     )
-    if training_steps["step"].nunique() == 1:
+    checkpoints = checkpoints_in_order(heads, training_steps)
+    if checkpoints.empty:
         return
-    onsets = role_onsets(heads, training_steps, role_names)
-    trainings = list(dict.fromkeys(training_steps["training"]))
+    onsets, trainings = role_onsets(heads, checkpoints, role_names), list(dict.fromkeys(checkpoints["training"]))
     yield Chart(
-        role_emergence.plot_role_onsets(onsets, trainings, list(training_steps["step"])),
+        role_emergence.plot_role_onsets(onsets, trainings, list(checkpoints["step"])),
         "One point per head: the first step from which it has the role at every later step.",
         half_width=True,
     )
     if len(onsets):
         yield _role_onset_table(onsets, trainings)
-
-
-def has_mixed_lengths(heads: pd.DataFrame) -> bool:
-    """Whether the models were measured at different context lengths."""
-    is_measured = heads[columns_by_length(map(str, heads), "ess2")].notna()
-    return len(is_measured.groupby(heads["model"], observed=True).any().drop_duplicates()) > 1
 
 
 def _role_onset_table(onsets: pd.DataFrame, trainings: Sequence[str]) -> TextTable:

@@ -48,7 +48,7 @@ def content(run: Run, view: ViewState) -> PageContent:
         figure = head_figures.plot_matrix(view.mask_filtered(run.heads), view.statistic_name, view.model, run.heads)
         caption = "One cell per head; layer 0 is at the bottom. The colour scale is the same for every model."
         blocks = [Chart(figure, caption, half_width=True)]
-        introduction += f" {describe_extremes(heads, view.statistic_name, view.model)}"
+        introduction = f"{introduction} {describe_extremes(heads, view.statistic_name, view.model)}".strip()
     columns = heads_of_model(heads, view.statistic_name, view.model, view.baseline)
     blocks.append(HeadTable(view.model, columns, view.statistic_name))
     sections: dict[str, Sequence[Block]] = {

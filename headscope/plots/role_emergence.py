@@ -10,12 +10,12 @@ import plotly.graph_objects as go
 from headscope.heads import Head
 from headscope.plots import axes, style
 from headscope.plots.axes import CountAxis
-from headscope.plots.top_heads import fit_to_card
+from headscope.plots.top_heads import fit_to_card, hide_long_legend
 from headscope.runs.column_metadata import heads_with_role, statistic
 from headscope.runs.trainings import with_training_steps
 
 SLIDER_COLUMNS, SLIDER_HEIGHT, ROLE_LABELS_HEIGHT = 4, 150, 80
-"""Panels per row of a figure with a slider, the height of the slider and the labels above it, and of these, in px."""
+"""Panels per row of a figure with a slider; in px, the height of the labels of roles with the slider, and without."""
 MAX_LAYER_PANELS = 12
 """Maximum number of layer panels."""
 
@@ -146,12 +146,16 @@ def plot_role_count(heads: pd.DataFrame, training_steps: pd.DataFrame, role: str
     rows = with_training_steps(heads, training_steps)
     counts = heads_with_role(rows, role).groupby([rows["training"], rows["step"]]).sum().rename(role)
     figure, step_axis = style.new_figure(f"Heads with the role {role} during training"), CountAxis(rows["step"])
-    for training, line_style in _training_line_styles([*dict.fromkeys(training_steps["training"])]).items():
+    line_styles = _training_line_styles(list(dict.fromkeys(rows["training"])))
+    for training, line_style in line_styles.items():
         curve = counts.loc[[training]].reset_index()
         _add_line(figure, curve, role, style.escape_label(training), line_style, step_axis, True, {})
     figure.update_xaxes(title_text="training step", **step_axis.settings)
     figure.update_yaxes(title_text="heads", rangemode="tozero")
-    return style.fit_legend(fit_to_card(figure))
+    fit_to_card(figure)
+    return hide_long_legend(
+        style.fit_legend(figure) if len(line_styles) > 1 else figure.update_layout(showlegend=False)
+    )
 
 
 def plot_roles_by_layer(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: Sequence[str]) -> go.Figure:

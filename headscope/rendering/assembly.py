@@ -6,7 +6,7 @@ line in the place of its remaining charts says so, and the failure is logged.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from typing import Any, Concatenate, TypeVar
 
 import pandas as pd
@@ -229,11 +229,9 @@ def probe_cards(context: RenderContext, probe: Probe) -> Iterator[Block]:
 
 
 def cards_for_page(context: RenderContext, page: str) -> Iterator[Block]:
-    """The first cards of the probes for a page of several probes, at most `MAX_PAGE_CARDS`, created lazily."""
-    cards = (
-        card for probe in plugins.probes().values() for card in _iterate_part(probe, Probe.page_cards, context, page)
-    )
-    yield from islice(cards, MAX_PAGE_CARDS)
+    """Cards of the probes for a page of several probes, at most `MAX_PAGE_CARDS`, the first one of each probe first."""
+    parts = (_iterate_part(probe, Probe.page_cards, context, page) for probe in plugins.probes().values())
+    yield from islice((card for cards in zip_longest(*parts) for card in cards if card is not None), MAX_PAGE_CARDS)
 
 
 def charts_for_page(context: RenderContext, page: str) -> dict[str, Sequence[Block]]:

@@ -169,10 +169,11 @@ def _matching_results(run: Run, check: Check) -> list[Result]:
         if check.model in {None, result.model} and all(_meets(result, *item) for item in check.where.items())
     ]
     if not matching:
-        asked = ", ".join(f"{name} {value}" for name, value in {"model": check.model, **check.where}.items() if value)
+        wanted = {"model": check.model, **check.where}
+        texts = ", ".join(f"{name} {value}" for name, value in wanted.items() if value is not None)
         conditions = "; ".join(dict.fromkeys(_conditions(result) for result in of_question))
         raise BadInput(
-            f"check '{check.title}' matches no result for {asked}. The run has {check.result} for: {conditions}"
+            f"check '{check.title}' matches no result for {texts}. The run has {check.result} for: {conditions}"
         )
     return matching
 

@@ -222,12 +222,19 @@ def measured_roles(heads: pd.DataFrame) -> list[str]:
 
 def is_role_measured(heads: pd.DataFrame, role: str) -> bool:
     """Whether the statistics that decide the role were measured for at least one of the rows."""
+    return bool(measured_role_mask(heads, role).any())
+
+
+def measured_role_mask(heads: pd.DataFrame, role: str) -> pd.Series:
+    """Mask of the rows of the per-head table for which the statistics that decide the role were measured."""
     try:
         roles()[role].has_role(heads)
     except KeyError:
-        return False
+        return pd.Series(False, heads.index)
     order_by = roles()[role].order_by
-    return not order_by or (order_by in heads and bool(heads[order_by].notna().any()))
+    if not order_by:
+        return pd.Series(True, heads.index)
+    return heads[order_by].notna() if order_by in heads else pd.Series(False, heads.index)
 
 
 def heads_with_role(heads: pd.DataFrame, role: str) -> pd.Series:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.model_spec import ModelSpec, SchemeSpec, shortest_distinct_names
-from headscope.runs.column_metadata import heads_with_role
+from headscope.model_spec import ModelSpec, SchemeSpec, normalized_scheme, shortest_distinct_names
+from headscope.runs.column_metadata import columns_by_length, heads_with_role, measured_role_mask
 
 
 def training_checkpoints(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -43,6 +43,19 @@ def latest_checkpoints(models: Sequence[Mapping[str, Any]]) -> list[str]:
     return [model["label"] for model in models if model["label"] not in earlier]
 
 
+def checkpoints_in_order(heads: pd.DataFrame, checkpoints: pd.DataFrame) -> pd.DataFrame:
+    """The checkpoints (label, training, step) with heads, of trainings that have several steps of these."""
+    measured = checkpoints[checkpoints["label"].isin(heads["model"].unique())]
+    return measured[measured.groupby("training")["step"].transform("nunique") > 1].sort_values("step", kind="stable")
+
+
+def has_mixed_lengths(heads: pd.DataFrame) -> bool:
+    """Whether the models were measured at different context lengths."""
+    columns = columns_by_length(map(str, heads), "ess2")
+    is_measured = heads[columns].notna()
+    return bool(columns) and len(is_measured.groupby(heads["model"], observed=True).any().drop_duplicates()) > 1
+
+
 def with_training_steps(heads: pd.DataFrame, checkpoints: pd.DataFrame) -> pd.DataFrame:
     """The heads of the models with a training step, by step, with the columns of `training_checkpoints`."""
     rows = heads.astype({"model": "str"}).merge(checkpoints, left_on="model", right_on="label", how="inner")
@@ -52,24 +65,26 @@ def with_training_steps(heads: pd.DataFrame, checkpoints: pd.DataFrame) -> pd.Da
 def role_onsets(heads: pd.DataFrame, checkpoints: pd.DataFrame, roles: Sequence[str]) -> pd.DataFrame:
     """The step from which each head has a role: the first step from which it has the role at all later steps.
 
-    Columns: training, role, layer, head, step. A head without the role at the last step has no row.
+    Columns: training, role, layer, head, step, and `is_first`, whether that is the first step of the training. Steps at
+    which a role was not measured are left out. A head without the role at the last step has no row.
     """
     rows = with_training_steps(heads, checkpoints)
-    onsets = [pd.DataFrame(columns=["training", "role", "layer", "head", "step"])]
+    keys = rows[["training", "layer", "head", "step"]]
+    onsets = [keys.head(0).assign(role="", is_first=False)]
     for role in roles:
-        outcomes = rows.assign(role=role, has_role=heads_with_role(rows, role))
-        for _, of_training in outcomes.groupby("training"):
-            by_head = (
-                of_training.groupby(["training", "role", "layer", "head", "step"])["has_role"].last().unstack("step")
-            )
-            # A step at which a head was not measured is one without the role.
-            without = ~by_head.fillna(False).to_numpy(dtype=bool)
-            first = np.where(without.any(axis=1), len(by_head.columns) - np.argmax(without[:, ::-1], axis=1), 0)
-            kept = first < len(by_head.columns)
-            if kept.any():
-                heads_kept = by_head.index[kept].to_frame(index=False)
-                onsets.append(heads_kept.assign(step=by_head.columns.to_numpy()[first[kept]]))
-    return pd.concat(onsets[1:] or onsets, ignore_index=True)
+        outcomes = keys.assign(has_role=heads_with_role(rows, role))[measured_role_mask(rows, role)]
+        for training, of_training in outcomes.groupby("training"):
+            by_head = of_training.groupby(["layer", "head", "step"])["has_role"].last().unstack("step")
+            lacks_role = ~by_head.fillna(False).to_numpy(dtype=bool)
+            count, last_without = lacks_role.shape[1], np.argmax(lacks_role[:, ::-1], axis=1)
+            places = np.where(lacks_role.any(axis=1), count - last_without, 0)
+            heads_with = by_head.index[places < count].to_frame(index=False)
+            steps = by_head.columns.to_numpy()[places[places < count]]
+            if len(steps):
+                is_first = steps == by_head.columns[0]
+                onsets.append(heads_with.assign(training=training, role=role, step=steps, is_first=is_first))
+    columns = ["training", "role", "layer", "head", "step", "is_first"]
+    return pd.concat(onsets[1:] or onsets, ignore_index=True)[columns]
 
 
 def _training_keys(model: Mapping[str, Any], training: str) -> dict[str, str]:
@@ -79,7 +94,8 @@ def _training_keys(model: Mapping[str, Any], training: str) -> dict[str, str]:
     spec = ModelSpec(str(model["checkpoint"]), scheme=scheme)
     # AdaRoPE that is trained with the checkpoint, or is the checkpoint, has another adapter at every step.
     varies = spec.has_step_in_adapter or scheme.options.get("adapter", "").startswith(f"{spec.checkpoint}/")
-    return {"folder": spec.training_folder or training, "scheme": scheme.name if varies else scheme.text}
+    name = scheme.name if varies else normalized_scheme(scheme.text)
+    return {"folder": spec.training_folder or training, "scheme": name}
 
 
 def _training_name(model: Mapping[str, Any]) -> str | None:

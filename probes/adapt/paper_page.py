@@ -1,4 +1,4 @@
-"""Writes docs/paper.md: the paper's claims compared with the results of a run, and of others that decide more of them.
+"""Writes docs/paper.md: the paper's claims compared with the results of a run, and of others about what it leaves open.
 
 python -m probes.adapt.paper_page RUN [FURTHER_RUN ...]
 """
@@ -27,11 +27,19 @@ EXAMPLES = Path(headscope.__file__).parent / "examples"
 
 
 def comparison_page(run: Run, *further: Run) -> str:
-    """The comparison as Markdown. A claim of a further run stands for the same claim, at the same length, of an earlier
-    run."""
-    claims_by_run = [run_claims(all_results(one)) for one in (run, *further)]
-    latest = {_subject(claim): claim for claims in claims_by_run for claim in claims}
-    claims = [*latest.values()]
+    """The comparison as Markdown. The claim of a further run stands for the same claim, of a model with the same label,
+    that the runs before leave undecided."""
+    claims, descriptions = run_claims(all_results(run)), []
+    for other in further:
+        latest = {_subject(claim): claim for claim in run_claims(all_results(other))}
+        taken = {
+            index: latest[_subject(claim)]
+            for index, claim in enumerate(claims)
+            if claim.verdict == "inconclusive" and _subject(claim) in latest
+        }
+        claims = [taken.get(index, claim) for index, claim in enumerate(claims)]
+        if taken:
+            descriptions += [_describe_further_run(other, [*taken.values()]), ""]
     lines = [
         "# Comparison with the paper",
         "",
@@ -50,10 +58,7 @@ def comparison_page(run: Run, *further: Run) -> str:
         "",
         *_describe_run(run),
         "",
-        *(
-            _describe_further_run(one, [claim for claim in own if not _is_equal(claim, claims_by_run[0])])
-            for one, own in zip(further, claims_by_run[1:], strict=True)
-        ),
+        *descriptions,
         _table_of_claims(claims),
         "",
     ]
@@ -65,7 +70,7 @@ def comparison_page(run: Run, *further: Run) -> str:
 
 def _subject(claim: Result) -> tuple[object, ...]:
     """What a claim is about: equal for the same claim of two runs."""
-    return claim.question, *sorted(claim.where.items())
+    return claim.question, claim.model, *sorted(claim.where.items())
 
 
 def notes() -> str:
@@ -112,17 +117,12 @@ def _describe_run(run: Run) -> list[str]:
     ]
 
 
-def _is_equal(claim: Result, claims: Sequence[Result]) -> bool:
-    """Whether one of the claims has the same evidence: some depend on the model alone."""
-    return words.evidence(claim) in map(words.evidence, claims)
-
-
 def _describe_further_run(run: Run, claims: Sequence[Result]) -> str:
-    """The texts of a run, and the claims that it decides in place of the first run."""
+    """The texts of a run, and the claims that are judged by it."""
+    names = {name for model in run.manifest["models"] for name in model.get("documents_sha256") or ()}
     subjects = "; ".join(words.statement(claim) for claim in claims)
-    (documents,) = {tuple(model["documents_sha256"]) for model in run.manifest["models"]}
-    names = words.join_words([*documents])
-    return f"Of another run (`{run.name}`; {words.count_nouns(len(documents), 'texts')}: {names}): {subjects}.\n"
+    texts = f"{words.count_nouns(len(names), 'texts')}: {', '.join(sorted(names))}"
+    return f"From another run (`{run.name}`; {texts}): {subjects}."
 
 
 def _loss_by_position_table(run: Run, adarope: str, yarn: str, base: str) -> list[str]:

@@ -13,11 +13,14 @@ def mean_over_sequences(rows: pd.DataFrame, *group_columns: str) -> pd.DataFrame
     columns."""
     keys = ["model", *group_columns, "kind"]
     by_sequence = plain_types(rows).rename(columns={"sequence": "doc"}).set_index([*keys, "doc"])
-    means = mean_with_interval(by_sequence["score"], "score", 0, 1).join(
-        by_sequence.groupby(level=keys)["chance"].mean()
+    lengths = by_sequence["score"].groupby(level=list(group_columns)) if group_columns else [("", by_sequence["score"])]
+    means = pd.concat([mean_with_interval(scores, "score", 0, 1) for _, scores in lengths])
+    means = means.join(by_sequence.groupby(level=keys)["chance"].mean())
+    return (
+        means.rename(columns={"score_low": "low", "score_high": "high"})
+        .reset_index()
+        .astype({"model": rows["model"].dtype})
     )
-    means = means.rename(columns={"score_low": "low", "score_high": "high"})
-    return means.reset_index().astype({"model": rows["model"].dtype})
 
 
 def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: int) -> go.Figure:

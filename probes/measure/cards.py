@@ -16,7 +16,7 @@ from headscope.rendering.explorer_blocks import query_link
 from headscope.results.words import answer, sentence
 from headscope.runs.column_metadata import parse_column
 from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask
-from headscope.runs.trainings import training_checkpoints
+from headscope.runs.trainings import checkpoints_in_order, training_checkpoints
 from probes.measure.results import (
     CHANGED_HEADS,
     changed_heads,
@@ -112,17 +112,19 @@ def _loss_card(context: RenderContext) -> Iterator[Card]:
 
 
 def _role_cards(context: RenderContext) -> Iterator[Card]:
-    """A card for each of the roles that most heads take on during training, not all of them before the first step."""
-    onsets = sorted(onset_results(context.run), key=lambda result: result.where["role"])
+    """A card for each role that heads take on after the first checkpoint, those of most such heads first."""
+    run, shown = context.run, context.heads[["layer", "head"]].drop_duplicates()  # those that pass the page's filters
+    heads = run.heads.merge(shown, on=["layer", "head"])
+    onsets = sorted(onset_results(run, heads, context.models), key=lambda result: result.where["role"])
     by_role = {role: [*results] for role, results in groupby(onsets, key=lambda result: str(result.where["role"]))}
-    changing = {role: results for role, results in by_role.items() if any(result.value > 0 for result in results)}
-    checkpoints = training_checkpoints(context.run.manifest["models"])
-    for role in sorted(changing, key=lambda role: -sum(result.n or 0 for result in changing[role])):
-        trainings = [replace(result, model=str(result.where["training"])) for result in changing[role]]
+    counts = {role: sum(result.details["later"] for result in results) for role, results in by_role.items()}
+    checkpoints = checkpoints_in_order(heads, training_checkpoints(run.manifest["models"]))
+    for role in sorted((role for role in by_role if counts[role]), key=lambda role: -counts[role]):
+        trainings = [replace(result, model=str(result.where["training"])) for result in by_role[role]]
         yield Card(
-            role_emergence.plot_role_count(context.run.heads, checkpoints, role),
+            role_emergence.plot_role_count(heads, checkpoints, role),
             answer(trainings),
             half_width=True,
             question=f"When do heads take on the role {role}?",
-            href=query_link("/heads", role=role, model=changing[role][0].model),
+            href=query_link("/heads", role=role, model=by_role[role][0].model),
         )

@@ -73,9 +73,9 @@ QUESTIONS = (
     Question(
         name="roles.onset",
         topic=TRAINING,
-        sentence="The role {role} is that of {n:n heads} at the last step of {training}, of half of them from step "
-        "{value} on, and of the first from step {first:,}",
-        answer="The step from which half of the heads with the role {role} at the last step have it is {values}",
+        sentence="The role {role} in the training {training}: {n:n heads} at the last step, the first from step "
+        "{first:,} on and half from step {value} on[; {later:n heads} took it on after the first checkpoint]",
+        answer="The step from which half of the heads with the role {role} have it: {values}",
         number=",.0f",
     ),
     Question(

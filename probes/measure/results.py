@@ -32,7 +32,7 @@ from headscope.runs.summary import (
     longest_ess_column_of,
     models_with_same_tokens,
 )
-from headscope.runs.trainings import role_onsets, training_checkpoints
+from headscope.runs.trainings import checkpoints_in_order, has_mixed_lengths, role_onsets, training_checkpoints
 from probes.measure.analysis import (
     AGGREGATION_GROWTH,
     LOCAL_LENGTH,
@@ -57,7 +57,7 @@ def results(run: Run) -> Iterator[Result]:
         yield from _length_results(run, heads, name)
         yield from _growth_results(run, heads, name)
         yield from _change_results(run, heads, name)
-    yield from onset_results(run)
+    yield from onset_results(run, run.heads, labels)
     yield from _logit_results(run, labels)
     yield from _loss_results(run, labels)
     for label, rows in heads_by_model(heads, "cov"):
@@ -241,25 +241,25 @@ def _growth_results(run: Run, heads: pd.DataFrame, name: str) -> Iterator[Result
             yield Result(question=question, value=value, n=len(rows), model=label, where=where, details=details)
 
 
-def onset_results(run: Run) -> Iterator[Result]:
-    """For every role and every training of several checkpoints: the step from which half of the heads that have the
-    role at the last step have it."""
-    checkpoints = training_checkpoints(run.manifest["models"])
-    checkpoints = checkpoints[checkpoints.groupby("training")["step"].transform("nunique") > 1]
-    if checkpoints.empty or run.heads.empty:
+def onset_results(run: Run, heads: pd.DataFrame, labels: Sequence[str]) -> Iterator[Result]:
+    """For every role and every training that ends in one of `labels`: the step from which half of the heads that have
+    the role at the last step have it. None if the checkpoints were measured at different context lengths."""
+    checkpoints = checkpoints_in_order(heads, training_checkpoints(run.manifest["models"]))
+    last = checkpoints.drop_duplicates("training", keep="last").set_index("training")["label"]
+    checkpoints = checkpoints[checkpoints["training"].map(last).isin(labels)]
+    heads = heads[heads["model"].isin(checkpoints["label"])]
+    if heads.empty or has_mixed_lengths(heads):
         return
-    last = checkpoints.sort_values("step").drop_duplicates("training", keep="last").set_index("training")["label"]
-    groups: Any = role_onsets(run.heads, checkpoints, measured_roles(run.heads)).groupby(
-        ["role", "training"], sort=False
-    )
-    for (role, training), steps in groups["step"]:
+    onsets: Any = role_onsets(heads, checkpoints, measured_roles(heads))
+    for (role, training), of_role in onsets.groupby(["role", "training"], sort=False):
+        steps = of_role["step"]
         yield Result(
             question="roles.onset",
             value=float(steps.quantile(0.5, interpolation="lower")),
             n=len(steps),
             model=str(last[training]),
             where={"training": training, "role": role},
-            details={"first": int(steps.min())},
+            details={"first": int(steps.min()), "later": int((~of_role["is_first"]).sum())},
         )
 
 

@@ -1,6 +1,7 @@
 """Final checkpoints of pretraining in a run, and their validation losses by document, variant and seed."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import pandas as pd
@@ -16,31 +17,30 @@ LossesByTraining = dict[TrainingKey, pd.Series]
 def checkpoint_labels(run: Run) -> dict[TrainingKey, dict[int, str]]:
     """The run's checkpoints of each training, as trained: step -> label, in the order of the run.
 
-    A checkpoint under another position scheme than its own is another model. Of several checkpoints of one variant,
-    seed and step, which combined runs may have, it is the first.
+    A checkpoint under another position scheme than its own is another model. Of several trainings of one variant and
+    seed, which combined runs may have, it is the first.
     """
-    labels: dict[TrainingKey, dict[int, str]] = {}
-    for training, step, label in _checkpoints(run):
-        labels.setdefault(training, {}).setdefault(step, label)
-    return labels
+    return {training: next(iter(folders.values())) for training, folders in _checkpoints_by_folder(run).items()}
 
 
-def repeated_checkpoints(run: Run) -> Iterator[tuple[TrainingKey, int, str, str]]:
-    """Checkpoints of a variant, seed and step that an earlier model of the run has, too: these, the earlier label, and
-    theirs."""
-    labels = checkpoint_labels(run)
-    for training, step, label in _checkpoints(run):
-        if labels[training][step] != label:
-            yield training, step, labels[training][step], label
+def repeated_trainings(run: Run) -> Iterator[tuple[TrainingKey, str, str]]:
+    """Every further training of a variant and seed that an earlier training has: the variant and seed, and the label of
+    the last checkpoint of the first and of this training."""
+    for training, folders in _checkpoints_by_folder(run).items():
+        first, *others = (steps[max(steps)] for steps in folders.values())
+        yield from ((training, first, other) for other in others)
 
 
-def _checkpoints(run: Run) -> Iterator[tuple[TrainingKey, int, str]]:
-    """Training, step and label of every checkpoint under its own position scheme."""
+def _checkpoints_by_folder(run: Run) -> dict[TrainingKey, dict[str, dict[int, str]]]:
+    """Step and label of every checkpoint under its own position scheme, by training and folder."""
+    labels: dict[TrainingKey, dict[str, dict[int, str]]] = {}
     for model in run.manifest["models"]:
         has_own_scheme = not str(model.get("spec", "")).endswith(f"@{model.get('scheme')}")
         if model.get("pretraining") is not None and model["step"] is not None and has_own_scheme:
             training = TrainingKey(model["pretraining"]["variant"], model["pretraining"]["seed"])
-            yield training, model["step"], model["label"]
+            folder = str(PurePath(str(model.get("checkpoint", ""))).parent)
+            labels.setdefault(training, {}).setdefault(folder, {})[model["step"]] = model["label"]
+    return labels
 
 
 def final_checkpoint_labels(run: Run) -> dict[TrainingKey, str]:

@@ -24,7 +24,7 @@ from probes.pretrain.analysis import (
     final_checkpoint_labels,
     losses_by_document,
     native_context,
-    repeated_checkpoints,
+    repeated_trainings,
 )
 from probes.pretrain.schema import TrainingKey
 
@@ -52,13 +52,13 @@ HeadsByVariant = Mapping[str, pd.DataFrame]
 
 
 def results(run: Run) -> Iterator[Result]:
-    """Checkpoints that are there twice, and the claims that the run's tables can test; none without AdaRoPE."""
-    for training, step, first, other in repeated_checkpoints(run):
-        where: dict[str, Scalar] = {"variant": training.variant, "training_seed": training.seed, "step": step}
-        yield Result(question="pretrain.repeated", model=other, where=where, details={"first": first})
+    """Trainings that are there twice, and the claims that the run's tables can test; none without AdaRoPE."""
     finals = final_checkpoint_labels(run)
     if "adarope" not in {training.variant for training in finals}:
         return
+    for training, first, other in repeated_trainings(run):
+        where: dict[str, Scalar] = {"variant": training.variant, "training_seed": training.seed}
+        yield Result(question="pretrain.repeated", model=other, where=where, details={"first": first})
     heads = run.heads.astype({"model": "str"})
     if not heads.empty:
         yield from _head_claims(heads, finals, native_context(run, next(iter(finals.values()))))
