@@ -4,6 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 OLDEST_TESTS := tests/test_dependencies.py tests/test_eager_check.py tests/test_capture.py tests/test_compat.py
 EXAMPLE := headscope/examples/20261128T014249Z-example-82cadd44
+HEAD_INFLUENCE := headscope/examples/20261128T211755Z-head-influence-db70c2b4
 unexport PYTHONDONTWRITEBYTECODE  # compiled files of the libraries save every process several seconds
 
 .PHONY: demo dash test test-oldest check lint types bench docs site paper paper-page wheels browser clean
@@ -30,10 +31,10 @@ bench: .venv/ready-dev  ## time and memory as ratios to the plain forward pass
 paper: .venv/ready  ## say how long it takes, measure the paper's claims (about an hour) and rewrite docs/paper.md
 	$(BIN)/headscope plan headscope/study_files/paper.yaml --timings $(EXAMPLE)
 	$(BIN)/headscope run headscope/study_files/paper.yaml --out runs --resume
-	$(BIN)/python -m probes.adapt.paper_page $$(ls -d runs/*-paper-* | tail -1)
+	$(BIN)/python -m probes.adapt.paper_page $$(ls -d runs/*-paper-* | tail -1) $(HEAD_INFLUENCE)
 
-paper-page: .venv/ready  ## rewrite docs/paper.md from the shipped run
-	$(BIN)/python -m probes.adapt.paper_page $(EXAMPLE)
+paper-page: .venv/ready  ## rewrite docs/paper.md from the shipped runs
+	$(BIN)/python -m probes.adapt.paper_page $(EXAMPLE) $(HEAD_INFLUENCE)
 
 docs: .venv/ready-dev  ## rewrite the generated pages: reference, glossary, tables in measures.md, models.md and positions.md, checkpoints
 	$(BIN)/python -m headscope.reference

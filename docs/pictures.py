@@ -71,12 +71,12 @@ PAPER_WIDTH = 560
 def draw_paper() -> None:
     """Write the picture of every claim of docs/paper.md as images/paper-NAME.webp."""
     kaleido.start_sync_server(silence_warnings=True)
-    for name, figure in _paper_figures(_open_run("example", "")):
+    for name, figure in _paper_figures(_open_run("example", ""), _open_run("head-influence", "")):
         figure.write_image(FOLDER / f"paper-{name}.webp", width=PAPER_WIDTH)
     kaleido.stop_sync_server()
 
 
-def _paper_figures(run: hs.Run) -> Iterator[tuple[str, go.Figure]]:
+def _paper_figures(run: hs.Run, exact_influence: hs.Run) -> Iterator[tuple[str, go.Figure]]:
     heads = run.heads
     yield "loss", loss.plot_loss_difference(run.nll, "yarn")
     yield "frequencies", learned_frequencies.plot_frequency_change(run.positions, "adarope", "log_theta_init")
@@ -84,9 +84,11 @@ def _paper_figures(run: hs.Run) -> Iterator[tuple[str, go.Figure]]:
     yield "base", layers.plot_by_layer(heads, "effective_base")
     for statistic in ("tau", "gamma", "cov"):
         yield statistic, head_matrices.plot_distribution(heads, statistic)
-    top_head = {"top retrieval": top_heads_by_statistic(heads[heads["model"] == "adarope"])["retrieval"]}
-    for effects in sweeps_without_bands(run):
-        yield f"influence-{effects.key['intervention']}", plot_histogram(effects, top_head)
+    for measured in (run, exact_influence):  # the later picture of a component replaces the earlier
+        heads = measured.heads
+        top_head = {"top retrieval": top_heads_by_statistic(heads[heads["model"] == "adarope"])["retrieval"]}
+        for effects in sweeps_without_bands(measured):
+            yield f"influence-{effects.key['intervention']}", plot_histogram(effects, top_head)
 
 
 def main() -> None:

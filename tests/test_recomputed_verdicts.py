@@ -16,7 +16,7 @@ from headscope.results.collection import all_results
 from headscope.results.result import Result
 from headscope.runs.run import Run
 
-RUNS = ("from-scratch", "from-scratch-seeds", "example", "causes", "needle")
+RUNS = ("from-scratch", "from-scratch-seeds", "example", "causes", "needle", "head-influence")
 BASE, YARN, BARE, ADAROPE = "base", "yarn", "yarn without factor", "adarope"
 MIN_CHANGE = 0.1
 Verdict = str
@@ -227,10 +227,12 @@ def test_scipy_gives_every_verdict_of_the_shipped_runs(name: str) -> None:
     expected: list[tuple[str, Verdict]] = []
     if name.startswith("from-scratch"):
         expected += pretraining_verdicts(run, claims)
-    elif name != "needle":
+    elif name in ("example", "causes"):
         expected += adapter_verdicts(run)
     if name == "example":
-        expected += [*measured_verdicts(run), *influence_verdicts(run, "influence")]
+        expected += measured_verdicts(run)
+    if name in ("example", "head-influence"):
+        expected += influence_verdicts(run, "influence")
     if name == "causes":
         expected += influence_verdicts(run, "influence_answers")
     if "needle_ablation" in run.tables:
