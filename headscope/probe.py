@@ -148,8 +148,8 @@ class Probe:
         return ()
 
     def page_cards(self, context: "RenderContext", page: str) -> "Iterable[Card]":
-        """Cards for the top of a page that several probes share, which shows two: `page` is "/compare" or
-        "/checkpoints"."""
+        """Cards for the top of a page that several probes share: `page` is "/compare" or "/checkpoints". The page shows
+        at most two cards."""
         return ()
 
     def head_card(self, run: "Run", model: str, layer: int, head: int) -> "Iterable[Block]":

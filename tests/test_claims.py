@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.refusals import assert_names
+from support.refusals import assert_names, refuses
 from support.synthetic_runs import synthetic_run
 
+from headscope.errors import BadInput
 from headscope.rendering.run_results import claim_table
 from headscope.rendering.run_results import claims as claims_among
 from headscope.results import words
@@ -301,6 +302,12 @@ def test_a_further_run_judges_the_claims_that_the_page_leaves_open(
     assert "| influence.heavy_tail | **supported** |" in text
     assert "| influence.small_parts | **supported** |" in text
     assert "| influence.tail_head | **inconclusive** |" in text
-    (line,) = [line for line in text.splitlines() if line.startswith("From another run")]
-    assert_names(line, second.name, "influence.heavy_tail")
-    assert "small_parts" not in line
+    assert f"judged by another run, `{second.name}`" in text
+    listed = [line for line in text.splitlines() if line.startswith("- influence")]
+    assert listed == ["- influence.heavy_tail"]
+
+
+def test_a_further_run_of_another_model_is_refused(run_of: RunOf) -> None:
+    first, second = run_of("base", LEARNED, YARN), run_of("base", "adarope:adapter=y")
+    with refuses(BadInput, second.name, "adarope:adapter=y"):
+        comparison_page(first, second)

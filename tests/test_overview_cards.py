@@ -20,6 +20,7 @@ from dashboards.tabs import visible_sections
 from dashboards.view_state import ViewState
 from headscope import plugins
 from headscope.heads import format_head
+from headscope.probe import Probe
 from headscope.rendering import assembly
 from headscope.rendering.blocks import Card, PageContent
 from headscope.runs.column_metadata import format_number, heads_with_role
@@ -96,10 +97,10 @@ def test_cards_of_checkpoints_count_the_heads_that_pass_the_filters() -> None:
 def test_a_page_shows_the_first_card_of_every_probe_before_a_second_one(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def card(context: Any, page: str) -> list[Card]:
+    def card(probe: Probe, context: Any, page: str) -> list[Card]:
         return [Card(go.Figure(), "An answer.", question="Mine?", href="/heads")]
 
-    monkeypatch.setattr(plugins.probes()["detectors"], "page_cards", card)
+    monkeypatch.setattr(type(plugins.probes()["detectors"]), "page_cards", card)
     context = assembly.render_context(run, "learned")
     questions = [card.question for card in assembly.cards_for_page(context, "/compare")]
     assert questions == ["Which heads change most?", "Mine?"]

@@ -498,24 +498,19 @@ def test_claims_with_disagreeing_seeds_are_inconclusive() -> None:
         assert_names(words.evidence(claim), f"{needed[1]:,} seeds")
 
 
-def test_two_trainings_of_one_variant_and_seed_are_named_and_the_claims_are_about_the_first() -> None:
-    names = {name: head_columns(name.startswith("adarope")) for name in ("adarope-s0", "rope-s0")}
-    run, alone = FakeRun(names, {}), FakeRun(names, {})
-    other = {
-        **run.manifest["models"][1],
-        "label": "rope-s0 \u00b7 other",
-        "checkpoint": "other/rope-s0/step-200",
-        "step": 200,
-    }
-    run.manifest["models"].append(other)
-    assert final_checkpoint_labels(run) == final_checkpoint_labels(alone)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("step", "chosen", "left_out"), [(100, "rope-s0", "other"), (200, "other", "rope-s0")])
+def test_of_two_trainings_of_one_variant_and_seed_the_claims_are_about_the_longest(
+    step: int, chosen: str, left_out: str
+) -> None:
+    run = FakeRun({name: head_columns(name.startswith("adarope")) for name in ("adarope-s0", "rope-s0")}, {})
+    run.manifest["models"][0]["step"] = step
+    elsewhere = {"label": "other", "checkpoint": "elsewhere/rope-s0/step-1", "step": step}
+    run.manifest["models"].append({**run.manifest["models"][1], **elsewhere})
+    assert final_checkpoint_labels(run)[TrainingKey("rope", 0)] == chosen  # type: ignore[arg-type]
     warning, *claims = results(run)  # type: ignore[arg-type]
-    assert (warning.question, warning.model, warning.details["first"]) == (
-        "pretrain.repeated",
-        other["label"],
-        "rope-s0",
-    )
-    assert repr(claims) == repr([*results(alone)])  # type: ignore[arg-type]
+    assert warning.question == "pretrain.repeated"
+    assert (warning.model, warning.details["chosen"]) == (left_out, chosen)
+    assert claims
 
 
 def test_claims_use_only_the_last_checkpoints() -> None:

@@ -266,7 +266,7 @@
   }
   history.scrollRestoration = "manual";
   addEventListener("scroll", () => { if (target === null && viewAddress() !== leaving) scrollPositions.set(viewAddress(), scrollY); }, { passive: true });
-  for (const event of ["wheel", "touchstart", "keydown", "mousedown"]) addEventListener(event, () => { target = null; tableScroll = 0; if (event === "mousedown") tableCell = null; }, { passive: true, capture: true });
+  for (const event of ["wheel", "touchstart", "keydown", "mousedown"]) addEventListener(event, () => { target = null; tableScroll = 0; if (event !== "keydown") tableCell = null; }, { passive: true, capture: true });
   addEventListener("popstate", (event) => {
     if (!event.isTrusted || viewAddress() === address) return;
     target = scrollPositions.get(viewAddress()) ?? 0;

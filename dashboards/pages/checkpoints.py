@@ -14,7 +14,7 @@ from headscope.rendering.blocks import Block, Chart, LazySequence, PageContent, 
 from headscope.results.words import count_nouns
 from headscope.runs.column_metadata import measured_roles, roles
 from headscope.runs.run import Run
-from headscope.runs.trainings import checkpoints_in_order, has_mixed_lengths, role_onsets, training_checkpoints
+from headscope.runs.trainings import has_mixed_lengths, measured_checkpoints, role_onsets, training_checkpoints
 
 NAME = "Checkpoints"
 PATH = "/checkpoints"
@@ -101,7 +101,7 @@ def _role_charts(heads: pd.DataFrame, training_steps: pd.DataFrame) -> Iterator[
         "Number of heads with the role at that step.",
         half_width=True,
     )
-    checkpoints = checkpoints_in_order(heads, training_steps)
+    checkpoints = measured_checkpoints(heads, training_steps)
     if checkpoints.empty:
         return
     onsets, trainings = role_onsets(heads, checkpoints, role_names), list(dict.fromkeys(checkpoints["training"]))

@@ -15,7 +15,7 @@ from headscope.runs.column_metadata import heads_with_role, statistic
 from headscope.runs.trainings import with_training_steps
 
 SLIDER_COLUMNS, SLIDER_HEIGHT, ROLE_LABELS_HEIGHT = 4, 150, 80
-"""Panels per row of a figure with a slider; in px, the height of the labels of roles with the slider, and without."""
+"""Panels per row of a figure with a slider; height in px of the slider with the labels of roles, and of these alone."""
 MAX_LAYER_PANELS = 12
 """Maximum number of layer panels."""
 
@@ -146,7 +146,8 @@ def plot_role_count(heads: pd.DataFrame, training_steps: pd.DataFrame, role: str
     rows = with_training_steps(heads, training_steps)
     counts = heads_with_role(rows, role).groupby([rows["training"], rows["step"]]).sum().rename(role)
     figure, step_axis = style.new_figure(f"Heads with the role {role} during training"), CountAxis(rows["step"])
-    line_styles = _training_line_styles(list(dict.fromkeys(rows["training"])))
+    present = {*rows["training"]}
+    line_styles = _training_line_styles([name for name in dict.fromkeys(training_steps["training"]) if name in present])
     for training, line_style in line_styles.items():
         curve = counts.loc[[training]].reset_index()
         _add_line(figure, curve, role, style.escape_label(training), line_style, step_axis, True, {})

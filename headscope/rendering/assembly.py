@@ -229,8 +229,9 @@ def probe_cards(context: RenderContext, probe: Probe) -> Iterator[Block]:
 
 
 def cards_for_page(context: RenderContext, page: str) -> Iterator[Block]:
-    """Cards of the probes for a page of several probes, at most `MAX_PAGE_CARDS`, the first one of each probe first."""
-    parts = (_iterate_part(probe, Probe.page_cards, context, page) for probe in plugins.probes().values())
+    """Cards for a page of several probes, at most `MAX_PAGE_CARDS`, taking one from each probe in turn."""
+    probes = [probe for probe in plugins.probes().values() if probe.has(Probe.page_cards)]
+    parts = (_iterate_part(probe, Probe.page_cards, context, page) for probe in probes)
     yield from islice((card for cards in zip_longest(*parts) for card in cards if card is not None), MAX_PAGE_CARDS)
 
 

@@ -43,10 +43,10 @@ def latest_checkpoints(models: Sequence[Mapping[str, Any]]) -> list[str]:
     return [model["label"] for model in models if model["label"] not in earlier]
 
 
-def checkpoints_in_order(heads: pd.DataFrame, checkpoints: pd.DataFrame) -> pd.DataFrame:
+def measured_checkpoints(heads: pd.DataFrame, checkpoints: pd.DataFrame) -> pd.DataFrame:
     """The checkpoints (label, training, step) with heads, of trainings that have several steps of these."""
     measured = checkpoints[checkpoints["label"].isin(heads["model"].unique())]
-    return measured[measured.groupby("training")["step"].transform("nunique") > 1].sort_values("step", kind="stable")
+    return measured[measured.groupby("training")["step"].transform("nunique") > 1]
 
 
 def has_mixed_lengths(heads: pd.DataFrame) -> bool:
@@ -65,8 +65,9 @@ def with_training_steps(heads: pd.DataFrame, checkpoints: pd.DataFrame) -> pd.Da
 def role_onsets(heads: pd.DataFrame, checkpoints: pd.DataFrame, roles: Sequence[str]) -> pd.DataFrame:
     """The step from which each head has a role: the first step from which it has the role at all later steps.
 
-    Columns: training, role, layer, head, step, and `is_first`, whether that is the first step of the training. Steps at
-    which a role was not measured are left out. A head without the role at the last step has no row.
+    Columns: training, role, layer, head, step, and `is_first`, whether that is the first step at which the role was
+    measured. Steps at which it was measured for no head are left out, and so are trainings with one such step. A head
+    without the role, or for which it was not measured, at the last step has no row.
     """
     rows = with_training_steps(heads, checkpoints)
     keys = rows[["training", "layer", "head", "step"]]
@@ -75,12 +76,13 @@ def role_onsets(heads: pd.DataFrame, checkpoints: pd.DataFrame, roles: Sequence[
         outcomes = keys.assign(has_role=heads_with_role(rows, role))[measured_role_mask(rows, role)]
         for training, of_training in outcomes.groupby("training"):
             by_head = of_training.groupby(["layer", "head", "step"])["has_role"].last().unstack("step")
+            # A head for which the role was not measured at one of the steps counts as one without it there.
             lacks_role = ~by_head.fillna(False).to_numpy(dtype=bool)
             count, last_without = lacks_role.shape[1], np.argmax(lacks_role[:, ::-1], axis=1)
             places = np.where(lacks_role.any(axis=1), count - last_without, 0)
             heads_with = by_head.index[places < count].to_frame(index=False)
             steps = by_head.columns.to_numpy()[places[places < count]]
-            if len(steps):
+            if count > 1 and len(steps):
                 is_first = steps == by_head.columns[0]
                 onsets.append(heads_with.assign(training=training, role=role, step=steps, is_first=is_first))
     columns = ["training", "role", "layer", "head", "step", "is_first"]

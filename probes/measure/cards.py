@@ -16,7 +16,7 @@ from headscope.rendering.explorer_blocks import query_link
 from headscope.results.words import answer, sentence
 from headscope.runs.column_metadata import parse_column
 from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask
-from headscope.runs.trainings import checkpoints_in_order, training_checkpoints
+from headscope.runs.trainings import measured_checkpoints, training_checkpoints
 from probes.measure.results import (
     CHANGED_HEADS,
     changed_heads,
@@ -117,8 +117,8 @@ def _role_cards(context: RenderContext) -> Iterator[Card]:
     heads = run.heads.merge(shown, on=["layer", "head"])
     onsets = sorted(onset_results(run, heads, context.models), key=lambda result: result.where["role"])
     by_role = {role: [*results] for role, results in groupby(onsets, key=lambda result: str(result.where["role"]))}
-    counts = {role: sum(result.details["later"] for result in results) for role, results in by_role.items()}
-    checkpoints = checkpoints_in_order(heads, training_checkpoints(run.manifest["models"]))
+    counts = {role: sum(result.details["later"] or 0 for result in results) for role, results in by_role.items()}
+    checkpoints = measured_checkpoints(heads, training_checkpoints(run.manifest["models"]))
     for role in sorted((role for role in by_role if counts[role]), key=lambda role: -counts[role]):
         trainings = [replace(result, model=str(result.where["training"])) for result in by_role[role]]
         yield Card(

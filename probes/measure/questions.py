@@ -74,7 +74,7 @@ QUESTIONS = (
         name="roles.onset",
         topic=TRAINING,
         sentence="The role {role} in the training {training}: {n:n heads} at the last step, the first from step "
-        "{first:,} on and half from step {value} on[; {later:n heads} took it on after the first checkpoint]",
+        "{first:,} on and half from step {value} on[; {later:n heads} took it on after the first measured step]",
         answer="The step from which half of the heads with the role {role} have it: {values}",
         number=",.0f",
     ),

@@ -32,7 +32,7 @@ from headscope.runs.summary import (
     longest_ess_column_of,
     models_with_same_tokens,
 )
-from headscope.runs.trainings import checkpoints_in_order, has_mixed_lengths, role_onsets, training_checkpoints
+from headscope.runs.trainings import has_mixed_lengths, measured_checkpoints, role_onsets, training_checkpoints
 from probes.measure.analysis import (
     AGGREGATION_GROWTH,
     LOCAL_LENGTH,
@@ -244,8 +244,9 @@ def _growth_results(run: Run, heads: pd.DataFrame, name: str) -> Iterator[Result
 def onset_results(run: Run, heads: pd.DataFrame, labels: Sequence[str]) -> Iterator[Result]:
     """For every role and every training that ends in one of `labels`: the step from which half of the heads that have
     the role at the last step have it. None if the checkpoints were measured at different context lengths."""
-    checkpoints = checkpoints_in_order(heads, training_checkpoints(run.manifest["models"]))
-    last = checkpoints.drop_duplicates("training", keep="last").set_index("training")["label"]
+    checkpoints = measured_checkpoints(heads, training_checkpoints(run.manifest["models"]))
+    in_order = checkpoints.sort_values("step", kind="stable")
+    last = in_order.drop_duplicates("training", keep="last").set_index("training")["label"]
     checkpoints = checkpoints[checkpoints["training"].map(last).isin(labels)]
     heads = heads[heads["model"].isin(checkpoints["label"])]
     if heads.empty or has_mixed_lengths(heads):
@@ -259,7 +260,7 @@ def onset_results(run: Run, heads: pd.DataFrame, labels: Sequence[str]) -> Itera
             n=len(steps),
             model=str(last[training]),
             where={"training": training, "role": role},
-            details={"first": int(steps.min()), "later": int((~of_role["is_first"]).sum())},
+            details={"first": int(steps.min()), "later": int((~of_role["is_first"]).sum()) or None},
         )
 
 

@@ -18,17 +18,19 @@ def checkpoint_labels(run: Run) -> dict[TrainingKey, dict[int, str]]:
     """The run's checkpoints of each training, as trained: step -> label, in the order of the run.
 
     A checkpoint under another position scheme than its own is another model. Of several trainings of one variant and
-    seed, which combined runs may have, it is the first.
+    seed, which combined runs may have, it is the longest, or the first of these.
     """
-    return {training: next(iter(folders.values())) for training, folders in _checkpoints_by_folder(run).items()}
+    return {training: max(folders.values(), key=max) for training, folders in _checkpoints_by_folder(run).items()}
 
 
 def repeated_trainings(run: Run) -> Iterator[tuple[TrainingKey, str, str]]:
-    """Every further training of a variant and seed that an earlier training has: the variant and seed, and the label of
-    the last checkpoint of the first and of this training."""
+    """Every training that `checkpoint_labels` leaves out: its variant and seed, and the label of the last checkpoint of
+    the one that it has instead and of this one."""
+    chosen = checkpoint_labels(run)
     for training, folders in _checkpoints_by_folder(run).items():
-        first, *others = (steps[max(steps)] for steps in folders.values())
-        yield from ((training, first, other) for other in others)
+        for steps in folders.values():
+            if steps != chosen[training]:
+                yield training, chosen[training][max(chosen[training])], steps[max(steps)]
 
 
 def _checkpoints_by_folder(run: Run) -> dict[TrainingKey, dict[str, dict[int, str]]]:

@@ -11,8 +11,8 @@ REPEATED = Question(
     name="pretrain.repeated",
     topic="Models",
     level="warning",
-    sentence="{model} and {first} are two trainings of the variant {variant} with seed {training_seed}; the claims are "
-    "about that of {first} alone",
+    sentence="{model} and {chosen}, from two folders, are the variant {variant} with seed {training_seed}; the claims "
+    "are about that of {chosen} alone",
 )
 _LOSS_EVIDENCE = (
     "in contexts of {context_length:,} tokens, {parts}[; the paper has no ablation {untested:words}, so it is not part "

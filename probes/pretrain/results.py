@@ -56,9 +56,9 @@ def results(run: Run) -> Iterator[Result]:
     finals = final_checkpoint_labels(run)
     if "adarope" not in {training.variant for training in finals}:
         return
-    for training, first, other in repeated_trainings(run):
+    for training, chosen, other in repeated_trainings(run):
         where: dict[str, Scalar] = {"variant": training.variant, "training_seed": training.seed}
-        yield Result(question="pretrain.repeated", model=other, where=where, details={"first": first})
+        yield Result(question="pretrain.repeated", model=other, where=where, details={"chosen": chosen})
     heads = run.heads.astype({"model": "str"})
     if not heads.empty:
         yield from _head_claims(heads, finals, native_context(run, next(iter(finals.values()))))
