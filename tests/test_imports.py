@@ -19,7 +19,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "compat": {"errors"},
     "signals": set(),
     "model_spec": {"errors", "user_input"},
-    "model_identity": {"errors"},
+    "model_identity": {"errors", "model_spec"},
     "bins": set(),
     "streaming": set(),
     "process_memory": set(),
