@@ -54,7 +54,7 @@ hypothesis.settings.register_profile("repeat", derandomize=True, **untimed)
 hypothesis.settings.load_profile("repeat")
 
 # `HEADSCOPE_TEST_WITHOUT_CPU_KERNEL=1 pytest ...`: the suite as it runs on a torch that renames the kernel.
-if os.environ.get("HEADSCOPE_TEST_WITHOUT_CPU_KERNEL"):
+if missing_kernel.IN_WHOLE_SESSION:
     whole_session = ExitStack()
     whole_session.enter_context(missing_kernel.without_cpu_kernel())
     assert cpu_flash_attention() is None  # warns, once

@@ -128,9 +128,10 @@ def test_own_private_names_are_no_private_names_of_libraries() -> None:
     assert not [*private_uses(tree, own_names([tree]), set())]
 
 
-@pytest.mark.parametrize(
-    "library", [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in LIBRARIES]
-)
+MARKS = {**dict.fromkeys(HEAVY, pytest.mark.slow), "torch": missing_kernel.needs_kernel_name}
+
+
+@pytest.mark.parametrize("library", [pytest.param(name, marks=MARKS.get(name, ())) for name in LIBRARIES])
 def test_installed_libraries_have_the_names(library: str) -> None:
     names = declared(library)
     assert names
@@ -195,7 +196,10 @@ def attended(q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("without_kernel", [missing_kernel.without_cpu_kernel, renamed_parameter])
+@pytest.mark.parametrize(
+    "without_kernel",
+    [missing_kernel.without_cpu_kernel, pytest.param(renamed_parameter, marks=missing_kernel.needs_kernel_name)],
+)
 def test_attention_without_the_kernel_has_the_same_bits_and_log_sum_exp(
     without_kernel: Callable[[], AbstractContextManager[None]], dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import families
+from support import families, missing_kernel
 from support.refusals import refuses
 from support.simulated_devices import FIRST, SECOND, enforcing_devices, spread
 from support.tiny_studies import save_checkpoint, save_texts, tokenizer
@@ -139,6 +139,8 @@ def test_layers_are_not_split_and_offloading_is_refused(folder: Path) -> None:
 @pytest.fixture(scope="module", params=FAMILIES)
 def loaded_models(request: pytest.FixtureRequest) -> tuple[Model, Model]:
     """A model on one device, and the same model on two."""
+    if missing_kernel.IN_WHOLE_SESSION:
+        pytest.skip(missing_kernel.NEEDS_NAME)
     one_device = hs.load(families.SPECS[request.param].build())
     module = spread(families.SPECS[request.param].build(), LAYERS_ON_FIRST)
     with enforcing_devices():
