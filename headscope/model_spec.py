@@ -66,13 +66,13 @@ class SchemeSpec:
 
 
 def normalized_scheme(text: str) -> str:
-    """A scheme with its options in alphabetical order and its numbers written alike: "yarn:factor=4.0" is
+    """A scheme with its options in alphabetical order and equal numbers written alike: "yarn:factor=4.0" becomes
     "yarn:factor=4". Names of files stay as they are."""
 
     def normalized(option: str) -> str:
         key, equals, value = option.partition("=")
         try:
-            return option if key == "adapter" else f"{key}{equals}{float(value):.12g}"
+            return option if key == "adapter" else f"{key}{equals}{repr(float(value)).removesuffix('.0')}"
         except ValueError:  # a word
             return option
 

@@ -128,10 +128,10 @@ def test_own_private_names_are_no_private_names_of_libraries() -> None:
     assert not [*private_uses(tree, own_names([tree]), set())]
 
 
-MARKS = {**dict.fromkeys(HEAVY, pytest.mark.slow), "torch": missing_kernel.needs_kernel_name}
+MARKS_BY_LIBRARY = {**dict.fromkeys(HEAVY, pytest.mark.slow), "torch": missing_kernel.needs_kernel_name}
 
 
-@pytest.mark.parametrize("library", [pytest.param(name, marks=MARKS.get(name, ())) for name in LIBRARIES])
+@pytest.mark.parametrize("library", [pytest.param(name, marks=MARKS_BY_LIBRARY.get(name, ())) for name in LIBRARIES])
 def test_installed_libraries_have_the_names(library: str) -> None:
     names = declared(library)
     assert names

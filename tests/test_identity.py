@@ -290,6 +290,7 @@ def test_finding_of_equal_weights_names_what_else_differs(text: str, tmp_path: P
         ("linear:factor=0.50", "linear:factor=5e-1", True),
         ("adarope:adapter=runs/lr=1.0", "adarope:adapter=runs/lr=1", False),
         ("yarn:factor=4", "yarn:factor=4.01", False),
+        ("yarn:factor=4", "yarn:factor=4.00000000000001", False),
         ("yarn:factor=4", "yarn:factor=40", False),
         ("adarope:adapter=a/step-1.00", "adarope:adapter=a/step-1", False),
         ("base", "yarn:factor=4", False),

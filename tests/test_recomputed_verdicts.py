@@ -130,7 +130,7 @@ def measured_verdicts(run: Run) -> Iterator[tuple[str, Verdict]]:
 
 
 def influence_verdicts(run: Run, table: str) -> Iterator[tuple[str, Verdict]]:
-    """Sweeps of which units were only estimated decide nothing."""
+    """A sweep with units that were only estimated decides nothing."""
     rows = run.table(table).astype({"method": "str", "component": "str", "model": "str", "doc": "str"})
     rows = rows[~rows["component"].str.contains(":")]  # bands of rotary pairs are not the subject of a claim
     units = ["layer", "kv_group", "head"]

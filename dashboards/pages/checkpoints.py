@@ -104,14 +104,14 @@ def _role_charts(heads: pd.DataFrame, training_steps: pd.DataFrame) -> Iterator[
     checkpoints = measured_checkpoints(heads, training_steps)
     if checkpoints.empty:
         return
-    onsets, trainings = role_onsets(heads, checkpoints, role_names), list(dict.fromkeys(checkpoints["training"]))
+    onsets, trainings = role_onsets(heads, checkpoints, role_names), list(dict.fromkeys(training_steps["training"]))
     yield Chart(
         role_emergence.plot_role_onsets(onsets, trainings, list(checkpoints["step"])),
         "One point per head: the first step from which it has the role at every later step.",
         half_width=True,
     )
     if len(onsets):
-        yield _role_onset_table(onsets, trainings)
+        yield _role_onset_table(onsets, list(dict.fromkeys(checkpoints["training"])))
 
 
 def _role_onset_table(onsets: pd.DataFrame, trainings: Sequence[str]) -> TextTable:

@@ -146,17 +146,16 @@ def plot_role_count(heads: pd.DataFrame, training_steps: pd.DataFrame, role: str
     rows = with_training_steps(heads, training_steps)
     counts = heads_with_role(rows, role).groupby([rows["training"], rows["step"]]).sum().rename(role)
     figure, step_axis = style.new_figure(f"Heads with the role {role} during training"), CountAxis(rows["step"])
-    present = {*rows["training"]}
-    line_styles = _training_line_styles([name for name in dict.fromkeys(training_steps["training"]) if name in present])
-    for training, line_style in line_styles.items():
-        curve = counts.loc[[training]].reset_index()
-        _add_line(figure, curve, role, style.escape_label(training), line_style, step_axis, True, {})
+    for training, line_style in _training_line_styles(list(dict.fromkeys(training_steps["training"]))).items():
+        if training in counts.index.get_level_values("training"):
+            curve = counts.loc[[training]].reset_index()
+            _add_line(figure, curve, role, style.escape_label(training), line_style, step_axis, True, {})
     figure.update_xaxes(title_text="training step", **step_axis.settings)
     figure.update_yaxes(title_text="heads", rangemode="tozero")
     fit_to_card(figure)
-    return hide_long_legend(
-        style.fit_legend(figure) if len(line_styles) > 1 else figure.update_layout(showlegend=False)
-    )
+    if len(figure.data) == 1:
+        return figure.update_layout(showlegend=False)
+    return hide_long_legend(style.fit_legend(figure))
 
 
 def plot_roles_by_layer(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: Sequence[str]) -> go.Figure:

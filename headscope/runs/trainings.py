@@ -79,12 +79,13 @@ def role_onsets(heads: pd.DataFrame, checkpoints: pd.DataFrame, roles: Sequence[
             # A head for which the role was not measured at one of the steps counts as one without it there.
             lacks_role = ~by_head.fillna(False).to_numpy(dtype=bool)
             count, last_without = lacks_role.shape[1], np.argmax(lacks_role[:, ::-1], axis=1)
-            places = np.where(lacks_role.any(axis=1), count - last_without, 0)
-            heads_with = by_head.index[places < count].to_frame(index=False)
-            steps = by_head.columns.to_numpy()[places[places < count]]
+            first_places = np.where(lacks_role.any(axis=1), count - last_without, 0)
+            has_role_at_end = first_places < count
+            steps = by_head.columns.to_numpy()[first_places[has_role_at_end]]
             if count > 1 and len(steps):
+                places = by_head.index[has_role_at_end].to_frame(index=False)
                 is_first = steps == by_head.columns[0]
-                onsets.append(heads_with.assign(training=training, role=role, step=steps, is_first=is_first))
+                onsets.append(places.assign(training=training, role=role, step=steps, is_first=is_first))
     columns = ["training", "role", "layer", "head", "step", "is_first"]
     return pd.concat(onsets[1:] or onsets, ignore_index=True)[columns]
 

@@ -72,6 +72,7 @@ def comparison_page(run: Run, *further: Run) -> str:
 
 
 def _require_equal_models(run: Run, other: Run) -> None:
+    """Refuse a run whose models are not those of the first run with the same labels."""
     for label in other.models:
         if label not in run.models:
             raise BadInput(f"run '{run.name}' has no model '{label}' of run '{other.name}'. Name its models alike")
@@ -83,7 +84,7 @@ def _require_equal_models(run: Run, other: Run) -> None:
 
 
 def _subject(claim: Result) -> tuple[object, ...]:
-    """What a claim is about: equal for the same claim of two runs."""
+    """The question, model and conditions of a claim, which are equal in two runs that judge it."""
     return claim.question, claim.model, *sorted(claim.where.items())
 
 
@@ -132,7 +133,7 @@ def _describe_run(run: Run) -> list[str]:
 
 
 def _describe_further_run(run: Run, claims: Sequence[Result]) -> str:
-    """The texts of a run, and the claims that are judged by it: a paragraph and two lists."""
+    """The texts of a run, and a list of the claims that are judged by it."""
     names = {name for model in run.manifest["models"] for name in model.get("documents_sha256") or ()}
     lengths = ", ".join(f"{length:,}" for length in sorted({int(claim.where["context_length"]) for claim in claims}))
     texts = f"{words.count_nouns(len(names), 'texts')} ({', '.join(sorted(names))})"
@@ -170,4 +171,7 @@ def _loss_by_position_table(run: Run, adarope: str, yarn: str, base: str) -> lis
 
 
 if __name__ == "__main__":
-    PAGE_PATH.write_text(comparison_page(*map(Run.open, sys.argv[1:])), encoding="utf-8")
+    try:
+        PAGE_PATH.write_text(comparison_page(*map(Run.open, sys.argv[1:])), encoding="utf-8")
+    except BadInput as error:
+        sys.exit(f"headscope: {error}")

@@ -13,14 +13,9 @@ def mean_over_sequences(rows: pd.DataFrame, *group_columns: str) -> pd.DataFrame
     columns."""
     keys = ["model", *group_columns, "kind"]
     by_sequence = plain_types(rows).rename(columns={"sequence": "doc"}).set_index([*keys, "doc"])
-    lengths = by_sequence["score"].groupby(level=list(group_columns)) if group_columns else [("", by_sequence["score"])]
-    means = pd.concat([mean_with_interval(scores, "score", 0, 1) for _, scores in lengths])
-    means = means.join(by_sequence.groupby(level=keys)["chance"].mean())
-    return (
-        means.rename(columns={"score_low": "low", "score_high": "high"})
-        .reset_index()
-        .astype({"model": rows["model"].dtype})
-    )
+    means = mean_with_interval(by_sequence["score"], "score", 0, 1)
+    means = means.join(by_sequence.groupby(level=keys)["chance"].mean()).reset_index()
+    return means.rename(columns={"score_low": "low", "score_high": "high"}).astype({"model": rows["model"].dtype})
 
 
 def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: int) -> go.Figure:

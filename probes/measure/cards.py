@@ -16,7 +16,7 @@ from headscope.rendering.explorer_blocks import query_link
 from headscope.results.words import answer, sentence
 from headscope.runs.column_metadata import parse_column
 from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask
-from headscope.runs.trainings import measured_checkpoints, training_checkpoints
+from headscope.runs.trainings import training_checkpoints
 from probes.measure.results import (
     CHANGED_HEADS,
     changed_heads,
@@ -113,12 +113,12 @@ def _loss_card(context: RenderContext) -> Iterator[Card]:
 
 def _role_cards(context: RenderContext) -> Iterator[Card]:
     """A card for each role that heads take on after the first checkpoint, those of most such heads first."""
-    run, shown = context.run, context.heads[["layer", "head"]].drop_duplicates()  # those that pass the page's filters
-    heads = run.heads.merge(shown, on=["layer", "head"])
+    run, filtered_heads = context.run, context.heads[["layer", "head"]].drop_duplicates()
+    heads = run.heads.merge(filtered_heads, on=["layer", "head"])  # of all checkpoints, as `context.heads` is not
     onsets = sorted(onset_results(run, heads, context.models), key=lambda result: result.where["role"])
     by_role = {role: [*results] for role, results in groupby(onsets, key=lambda result: str(result.where["role"]))}
     counts = {role: sum(result.details["later"] or 0 for result in results) for role, results in by_role.items()}
-    checkpoints = measured_checkpoints(heads, training_checkpoints(run.manifest["models"]))
+    checkpoints = training_checkpoints(run.manifest["models"])
     for role in sorted((role for role in by_role if counts[role]), key=lambda role: -counts[role]):
         trainings = [replace(result, model=str(result.where["training"])) for result in by_role[role]]
         yield Card(

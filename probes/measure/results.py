@@ -242,12 +242,13 @@ def _growth_results(run: Run, heads: pd.DataFrame, name: str) -> Iterator[Result
 
 
 def onset_results(run: Run, heads: pd.DataFrame, labels: Sequence[str]) -> Iterator[Result]:
-    """For every role and every training that ends in one of `labels`: the step from which half of the heads that have
+    """For every role and every training of one of the models `labels`: the step from which half of the heads that have
     the role at the last step have it. None if the checkpoints were measured at different context lengths."""
-    checkpoints = measured_checkpoints(heads, training_checkpoints(run.manifest["models"]))
+    checkpoints = training_checkpoints(run.manifest["models"])
+    shown_trainings = checkpoints["training"][checkpoints["label"].isin(labels)]
+    checkpoints = measured_checkpoints(heads, checkpoints[checkpoints["training"].isin(shown_trainings)])
     in_order = checkpoints.sort_values("step", kind="stable")
-    last = in_order.drop_duplicates("training", keep="last").set_index("training")["label"]
-    checkpoints = checkpoints[checkpoints["training"].map(last).isin(labels)]
+    last_labels = in_order.drop_duplicates("training", keep="last").set_index("training")["label"]
     heads = heads[heads["model"].isin(checkpoints["label"])]
     if heads.empty or has_mixed_lengths(heads):
         return
@@ -258,7 +259,7 @@ def onset_results(run: Run, heads: pd.DataFrame, labels: Sequence[str]) -> Itera
             question="roles.onset",
             value=float(steps.quantile(0.5, interpolation="lower")),
             n=len(steps),
-            model=str(last[training]),
+            model=str(last_labels[training]),
             where={"training": training, "role": role},
             details={"first": int(steps.min()), "later": int((~of_role["is_first"]).sum()) or None},
         )
