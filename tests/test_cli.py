@@ -250,15 +250,15 @@ def test_a_corrupt_table_is_refused_by_file(refused, tmp_path):
 
 
 def test_messages_name_flags_on_the_command_line_and_keys_in_a_study_file(refused, tmp_path):
-    line = refused(2, "circuits", "--query-rows", 3)
+    line = refused(2, "weights", "--query-rows", 3)
     assert_names(line, "--query-rows", "--heads")
-    assert "circuits" not in line
+    assert "weights" not in line
     assert "'" not in line
     assert_names(refused(2, "run", "--workers", 2), "--address", "--workers", "--gpus-per-worker", "--engine", "ray")
     file = tmp_path / "study.yaml"
-    file.write_text("circuits: {query_rows: [3]}")
+    file.write_text("weights: {query_rows: [3]}")
     line = refused(2, "run", file)
-    assert_names(line, f"'{file}'", "circuits", "'query_rows'", "'heads'")
+    assert_names(line, f"'{file}'", "weights", "'query_rows'", "'heads'")
     assert "--" not in line
     file.write_text("measure: {rows: 1}")
     line = refused(2, "run", file).replace(str(tmp_path), "")

@@ -291,7 +291,7 @@ def _waits_of_all_observers(module: Any, folder: Path) -> Counter[str]:
     model = load(module.bfloat16(), tokenizer=tokenizer())
     content = {"models": {"m": "in-memory"}, "texts": {"source": save_texts(folder / "texts", 140), "docs": 1}}
     probes: dict[str, Any] = {name: {"lengths": [120]} for name in ("attribution", "patterns", "spans", "sparsity")}
-    probes |= {"circuits": {"lengths": [120], "parts": ["distance", "values"]}, "measure": {"lengths": [120]}}
+    probes |= {"weights": {"lengths": [120], "parts": ["distance", "values"]}, "measure": {"lengths": [120]}}
     probes["sparsity"]["needles"] = 0
     probes["patterns"]["map"], probes["spans"]["classes"] = True, ["digit", "same"]
     executor = JobExecutor(StudyContext(build_study({**content, **probes}), {"m": model}))
@@ -304,7 +304,7 @@ def _waits_of_all_observers(module: Any, folder: Path) -> Counter[str]:
         observers = {name: runners[name].observer(cells[name], model, ids) for name in probes}
     with fake_cuda() as launches:
         move_to_fake_cuda(model.module)
-        observers["circuits"].values._grams = on_fake_cuda(observers["circuits"].values._grams)
+        observers["weights"].values._grams = on_fake_cuda(observers["weights"].values._grams)
         vars(observers["attribution"]).update(on_fake_cuda({**vars(observers["attribution"]), "bins": None}))
         ids = torch.zeros(ids.shape, dtype=torch.int64, device="cuda:0")
         with attached(model), evaluating(model), capturing(model) as captured:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDES = "\n".join(
     (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    for name in ("usage", "adarope-training", "patching", "budget", "circuits", "results")
+    for name in ("usage", "adarope-training", "patching", "budget", "weights", "results")
 )
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 REFERENCE = reference.FILE.read_text(encoding="utf-8")

@@ -57,7 +57,7 @@ def test_former_flag_that_turns_an_option_off_answers_with_its_present_name(refu
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of format 3: without the columns that were added since."""
-    run = synthetic_run(tmp_path_factory.mktemp("runs"), probes=["positions", "measure", "circuits"], **SHAPE)
+    run = synthetic_run(tmp_path_factory.mktemp("runs"), probes=["positions", "measure", "weights"], **SHAPE)
     manifest = json.loads((run.path / "run.json").read_text()) | {"format_version": OLDEST_FORMAT_VERSION}
     for name, entry in manifest["tables"].items():
         file, absent = (

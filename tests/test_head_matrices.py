@@ -225,7 +225,7 @@ def test_qk_with_a_distance_bias_is_refused() -> None:
 @pytest.mark.model
 def test_copying_scores_of_smollm2_equal_those_of_transformer_lens(smollm2: Model, tmp_path: object) -> None:
     """All heads and layers: with and without centring of the unembedding, norms folded in."""
-    run = hs.circuits(smollm2, parts=["weights"], out=tmp_path, quiet=True)
+    run = hs.weights(smollm2, parts=["weights"], out=tmp_path, quiet=True)
     for column, centre in (("ov_copying", True), ("ov_copying_uncentred", False)):
         module = AutoModelForCausalLM.from_pretrained(locate("smollm2-135m")[0], dtype=torch.float32)
         lens = TransformerBridge.boot_transformers("any", hf_model=module, tokenizer=smollm2.tokenizer)

@@ -12,9 +12,9 @@ from headscope.heads import format_head
 from headscope.rendering.blocks import Chart, TextBlock
 
 CHARTS = {"from-scratch": 6, "from-scratch-seeds": 5, "example": 10, "causes": 6, "patching": 3, "budget": 2}
-CHARTS |= {"needle": 3, "patching-needle": 3, "maps": 3, "circuits": 5}
+CHARTS |= {"needle": 3, "patching-needle": 3, "maps": 3, "weights": 5}
 CHARTS |= {"spans-context": 3, "spans-injected": 3, "spans-code": 3, "sparsity": 3, "head-influence": 3}
-FURTHER_CHARTS = {("circuits", "L18H6"): 1}
+FURTHER_CHARTS = {("weights", "L18H6"): 1}
 """Charts of a head that its run describes in more detail than the others."""
 RUNS = {path.name.split("-", 1)[1].rpartition("-")[0]: path for path in sorted(EXAMPLES.glob("2026*"))}
 MAX_WORDS = 50

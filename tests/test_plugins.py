@@ -47,7 +47,6 @@ OTHER_MEANINGS = {
         *("headscope/measures/key_patterns.py", "headscope/measures/top_keys.py", "headscope/scores/minference.py"),
         "probes/sparsity/run.py",
     ],
-    "circuits": ["probes/circuit/__init__.py"],  # says how the two probes differ
     "spans": [
         *(f"headscope/measures/{name}.py" for name in ("copying", "logit_attribution")),
         *(f"headscope/prompts/{name}.py" for name in ("pairs", "span_tokens")),
@@ -58,6 +57,8 @@ OTHER_MEANINGS = {
     "window": ["headscope/attention/record.py", "headscope/kernels/pair_moments.py"],
 }
 """Files where the name of a probe means something else."""
+COMMON_WORDS = {"weights"}
+"""Names of probes that mean something else in most files: only the tables and columns of these probes are sought."""
 
 
 Command = Callable[..., tuple[int, str, str]]
@@ -117,7 +118,7 @@ def test_all_built_in_probes_are_installed_in_order() -> None:
         "spans",
         "sparsity",
         "detectors",
-        "circuits",
+        "weights",
         "attribution",
         "needle",
         "evaluate",
@@ -143,7 +144,7 @@ def test_probe_names_appear_only_in_their_own_files(probe: Probe) -> None:
     """So that removing its folder and its entry point removes it completely."""
     folder = type(probe).__module__.split(".")[1]
     names = [table.name for table in probe.tables()] + [*probe.statistics()]
-    quoted = "|".join(map(re.escape, {probe.name, *names}))
+    quoted = "|".join(map(re.escape, {probe.name, *names} - COMMON_WORDS))
     naming = re.compile(rf"probes[./]{folder}\b|[\"'`]({quoted})[\"'`]|run\.({'|'.join(map(re.escape, names))})\b")
     tracked = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.jinja"],

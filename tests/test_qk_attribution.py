@@ -19,7 +19,7 @@ from headscope.forward.capture import capturing
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
-from probes.circuits.run import composition_tables
+from probes.weights.run import composition_tables
 
 
 def random_rows_and_keys(model: Model, length: int, count: int, seed: int = 0) -> list[RowAndKey]:

@@ -95,7 +95,7 @@ def test_digest_of_a_quantized_folder_does_not_change_in_the_first_pass(four_bit
     assert hs.load(str(tmp_path / "quantized"), tokenizer=tokenizer(), device="cpu").identity.weights == before
 
 
-@pytest.mark.parametrize("probe", ["attribution", "circuits", "paths", "patch", "influence"])
+@pytest.mark.parametrize("probe", ["attribution", "weights", "paths", "patch", "influence"])
 def test_gradients_and_weights_of_four_bits_are_refused_by_name(probe: str, four_bits: Any, tmp_path: Path) -> None:
     model = hs.load(four_bits, tokenizer=tokenizer())
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
@@ -103,7 +103,7 @@ def test_gradients_and_weights_of_four_bits_are_refused_by_name(probe: str, four
     pairs = {"pairs": [str(tmp_path / "pairs.jsonl")], "metric": "logprob"}
     options: dict[str, dict[str, Any]] = {
         "attribution": texts,
-        "circuits": texts,
+        "weights": texts,
         "paths": {**pairs, "verify_top": 1, "verify_random": 1},
         "patch": {**pairs, "method": "estimate"},
         "influence": {**texts, "method": "estimate", "components": ["zero"]},

@@ -120,13 +120,13 @@ def test_patching_runs_appear_in_report_and_app(path: Path) -> None:
     assert create_app(path).server.test_client().get("/").status_code == 200
 
 
-def test_the_circuits_run_has_the_models_of_its_study_file_and_its_findings_are_quoted() -> None:
-    (path,) = (path for path in RUNS if "-circuits-" in path.name)
+def test_the_weights_run_has_the_models_of_its_study_file_and_its_findings_are_quoted() -> None:
+    (path,) = (path for path in RUNS if "-weights-" in path.name)
     run = Run.open(path)
-    study = read_study(STUDY_FILES / "circuits.yaml", {})
+    study = read_study(STUDY_FILES / "weights.yaml", {})
     assert run.manifest["config"]["models"] == study.models
     assert sum(file.stat().st_size for file in path.iterdir()) < 2e6
-    page = (Path(__file__).parents[1] / "docs" / "circuits.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "weights.md").read_text(encoding="utf-8")
     quoted = page.split("Some of the findings:\n\n```text\n")[1].split("\n```")[0]
     findings = {*run.findings()["text"]}
     lines = " ".join(quoted.split()).split(" In ")

@@ -1,6 +1,6 @@
 """Weight matrices of one head as arrays: OV and QK circuits, copying scores, singular directions.
 
-Gains of norms are folded in; scales of norms and biases are left out, as in the copying score of the circuits probe.
+Gains of norms are folded in; scales of norms and biases are left out, as in the copying scores of runs.
 """
 
 from dataclasses import dataclass

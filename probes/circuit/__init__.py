@@ -1,4 +1,4 @@
-"""Probe `circuit`: whether a set of heads answers prompts without all other heads. (`circuits` analyses weights.)"""
+"""Probe `circuit`: whether a set of heads answers prompts without all other heads."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ class Circuit(Probe):
     name = "circuit"
     title = "Circuit of heads"
     tab = "Circuit test"
-    summary = (
-        "Test a set of heads on prompts, with all other heads ablated: faithfulness, minimality, completeness. "
-        "(circuits analyses weights.)"
-    )
+    summary = "Test a set of heads on prompts, with all other heads ablated: faithfulness, minimality, completeness."
     group = "Causes"
     order = 47
     example = "headscope circuit --model base=smollm2-135m --pairs ioi --count 8 --by span --heads L20H0,L23H3,L29H1"

@@ -10,7 +10,6 @@ from . import (
     attribution,
     budget,
     circuit,
-    circuits,
     detectors,
     evaluate,
     imported,
@@ -21,6 +20,7 @@ from . import (
     patterns,
     spans,
     sparsity,
+    weights,
 )
 
 Cells = Iterator[tuple[str, Mapping[str, Rows]]]
@@ -32,7 +32,6 @@ ROWS: Mapping[str, Callable[[Sizes, str, int], Cells]] = {
         attribution,
         budget,
         circuit,
-        circuits,
         detectors,
         evaluate,
         imported,
@@ -43,5 +42,6 @@ ROWS: Mapping[str, Callable[[Sizes, str, int], Cells]] = {
         patterns,
         sparsity,
         spans,
+        weights,
     )
 }

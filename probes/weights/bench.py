@@ -1,4 +1,4 @@
-"""Cost of circuits, relative to the plain forward pass."""
+"""Cost of the probe `weights`, relative to the plain forward pass."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from headscope.decomposition.qk_attribution import attribute_qk
 from headscope.forward.observe import observe
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
-from probes.circuits.run import TextObserver, circuit_rows, composition_tables
+from probes.weights.run import TextObserver, circuit_rows, composition_tables
 
 
 def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
@@ -37,12 +37,12 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
         composition_tables(model, weights)
 
     return {
-        "circuits: plain forward without logits": forward,
-        "circuits: positional logit curve": lambda: read_text("distance"),
-        "circuits: value-weighted attention": lambda: read_text("values"),
-        "circuits: copying score and norms of all heads": read_weights,
-        "circuits: composition of all pairs of heads": compose,
-        "circuits: QK attribution of one row of the last layer": lambda: attribute_qk(
+        "weights: plain forward without logits": forward,
+        "weights: positional logit curve": lambda: read_text("distance"),
+        "weights: value-weighted attention": lambda: read_text("values"),
+        "weights: copying score and norms of all heads": read_weights,
+        "weights: composition of all pairs of heads": compose,
+        "weights: QK attribution of one row of the last layer": lambda: attribute_qk(
             model, ids, [RowAndKey(last, 0, length - 1, length // 2)], weights
         ),
     }

@@ -1,4 +1,4 @@
-"""Runner of the circuits probe: cells that read weights, and cells that observe forward passes over texts."""
+"""Runner of the probe `weights`: cells that read weights, and cells that observe forward passes over texts."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from headscope.scores import model_heads
 from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.prompt import ProbeTexts
-from probes.circuits.schema import (
+from probes.weights.schema import (
     ALL_OTHERS,
     MIN_FAR_LENGTH,
     QK_COMPONENTS,
@@ -43,7 +43,7 @@ from probes.circuits.schema import (
     QK_ROWS,
     SIDES,
     TOP_FAR_ROWS,
-    CircuitsOptions,
+    WeightsOptions,
 )
 
 WEIGHTS_COST, COMPOSITION_COST = 4e3, 4e4
@@ -60,10 +60,10 @@ TEXT_CONTEXT = 8
 """Tokens before a query or key in its stored text."""
 
 
-class CircuitsRunner:
+class WeightsRunner:
     """Cells: the weights of each model, its composition, and each (model, context length, document)."""
 
-    def __init__(self, options: CircuitsOptions, context: StudyContext):
+    def __init__(self, options: WeightsOptions, context: StudyContext):
         self.options, self.context = options, context
         self.texts = ProbeTexts(options, options.lengths, context)
         self._weights: tuple[Any, ModelWeights] | None = None

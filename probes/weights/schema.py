@@ -1,4 +1,4 @@
-"""Options and stored tables of the circuits probe."""
+"""Options and stored tables of the probe `weights`."""
 
 from typing import Annotated, Literal
 
@@ -35,7 +35,7 @@ ALL_OTHERS = "others"
 """Name of the components whose pairs are not stored one by one."""
 
 
-class CircuitsOptions(PromptOptions):
+class WeightsOptions(PromptOptions):
     """OV and QK circuits of heads from their weights, and composition between heads."""
 
     parts: list[Part] = Field(
@@ -94,7 +94,7 @@ class CircuitsOptions(PromptOptions):
         return list(dict.fromkeys(format_head(*parse_head(head)) for head in heads))
 
     @model_validator(mode="after")
-    def _check_unused(self) -> "CircuitsOptions":
+    def _check_unused(self) -> "WeightsOptions":
         set_options = self.model_fields_set
         if "distances" in set_options and not self.pairs:
             raise OptionError("{distances} has no effect without {pairs}. Add {pairs}, or remove {distances}")

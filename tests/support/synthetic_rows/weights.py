@@ -1,4 +1,4 @@
-"""Synthetic rows of the circuits probe."""
+"""Synthetic rows of the probe `weights`."""
 
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -9,8 +9,8 @@ import pandas as pd
 
 from headscope.bench.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
-from probes.circuits.analysis import INPUTS
-from probes.circuits.schema import ALL_OTHERS, SIDES
+from probes.weights.analysis import INPUTS
+from probes.weights.schema import ALL_OTHERS, SIDES
 
 SOURCES = (" king", " <b>")
 """Attended tokens, one of which a page could mistake for markup."""

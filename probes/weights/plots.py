@@ -1,4 +1,4 @@
-"""Plots of circuits: copying score against head scores, composition, positional logit curves, token pairs."""
+"""Plots of OV and QK circuits: copying score against head scores, composition, positional logit curves, token pairs."""
 
 from typing import cast
 

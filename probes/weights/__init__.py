@@ -1,4 +1,4 @@
-"""Probe `circuits`: OV and QK circuits of heads from their weights, with rotation, and composition between heads."""
+"""Probe `weights`: OV and QK circuits of heads from their weights, with rotation, and composition between heads."""
 
 from __future__ import annotations
 
@@ -19,88 +19,86 @@ if TYPE_CHECKING:
     from headscope.runs.columns import Table
     from headscope.runs.run import Run
     from headscope.runs.run_tables import RunTables
-    from probes.circuits.run import CircuitsRunner
-    from probes.circuits.schema import CircuitsOptions
+    from probes.weights.run import WeightsRunner
+    from probes.weights.schema import WeightsOptions
 
 
-class Circuits(Probe):
-    """The declaration of the probe `circuits`."""
+class Weights(Probe):
+    """The declaration of the probe `weights`."""
 
-    name = "circuits"
-    title = "Circuits"
-    tab = "Circuits"
-    summary = (
-        "Analyse heads' weights: OV copying, QK logits, composition, QK attribution. (circuit tests heads on prompts.)"
-    )
+    name = "weights"
+    title = "OV and QK circuits, composition"
+    tab = "Weights"
+    summary = "Analyse heads' weights: OV copying, QK logits, composition, QK attribution."
     order = 27
-    example = "headscope circuits --model base=smollm2-135m --tokens king,queen --heads L5H3"
+    example = "headscope weights --model base=smollm2-135m --tokens king,queen --heads L5H3"
 
-    def options(self) -> type[CircuitsOptions]:
-        from probes.circuits.schema import CircuitsOptions
+    def options(self) -> type[WeightsOptions]:
+        from probes.weights.schema import WeightsOptions
 
-        return CircuitsOptions
+        return WeightsOptions
 
-    def runner(self) -> type[CircuitsRunner]:
-        from probes.circuits.run import CircuitsRunner
+    def runner(self) -> type[WeightsRunner]:
+        from probes.weights.run import WeightsRunner
 
-        return CircuitsRunner
+        return WeightsRunner
 
     def tables(self) -> Sequence[Table]:
-        from probes.circuits.schema import TABLES
+        from probes.weights.schema import TABLES
 
         return TABLES
 
     def statistics(self) -> Mapping[str, Statistic]:
-        from probes.circuits.analysis import STATISTICS
+        from probes.weights.analysis import STATISTICS
 
         return STATISTICS
 
     def head_columns(self, tables: RunTables) -> pd.DataFrame | None:
-        from probes.circuits.analysis import head_statistics
+        from probes.weights.analysis import head_statistics
 
         return head_statistics(tables)
 
     def questions(self) -> Sequence[Question]:
-        from probes.circuits.questions import QUESTIONS
+        from probes.weights.questions import QUESTIONS
 
         return QUESTIONS
 
     def results(self, run: Run) -> Iterable[Result]:
-        from probes.circuits.results import results
+        from probes.weights.results import results
 
         return results(run)
 
     def head_results(self, run: Run, model: str, layer: int, head: int) -> Iterable[Result]:
-        from probes.circuits.results import head_results
+        from probes.weights.results import head_results
 
         return head_results(run, model, layer, head)
 
     def glossary(self) -> Sequence[Term]:
-        from probes.circuits.report import GLOSSARY
+        from probes.weights.report import GLOSSARY
 
         return GLOSSARY
 
     def charts(self, context: RenderContext) -> Iterable[ChartGroup]:
-        from probes.circuits.report import charts
+        from probes.weights.report import charts
 
         return charts(context)
 
     def head_charts(self, run: Run, model: str, layer: int, head: int) -> Iterable[Block]:
-        from probes.circuits.report import head_charts
+        from probes.weights.report import head_charts
 
         return head_charts(run, model, layer, head)
 
     def row_charts(
         self, run: Run, model: str, length: int, doc: str, layer: int, head: int, query: int
     ) -> Iterable[Block]:
-        from probes.circuits.report import row_charts
+        from probes.weights.report import row_charts
 
         return row_charts(run, model, length, doc, layer, head, query)
 
     def bench(self, model: Model, max_length: int) -> Mapping[str, Callable[[], object]]:
-        from probes.circuits.bench import benchmark_variants
+        from probes.weights.bench import benchmark_variants
 
         return benchmark_variants(model, max_length)
 
 
-PROBE = Circuits()
+PROBE = Weights()

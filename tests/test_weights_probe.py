@@ -1,4 +1,4 @@
-"""The probe circuits: value-weighted attention equals a loop over keys; a study stores valid tables and findings."""
+"""The probe weights: value-weighted attention equals a loop over keys; a study stores valid tables and findings."""
 
 import shlex
 from pathlib import Path
@@ -32,20 +32,20 @@ from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
-from probes.circuits.analysis import mean_contributions
-from probes.circuits.questions import QUESTIONS
-from probes.circuits.report import charts
-from probes.circuits.results import results
-from probes.circuits.run import TextObserver
-from probes.circuits.schema import CircuitsOptions
 from probes.patterns.lens import lens_page
+from probes.weights.analysis import mean_contributions
+from probes.weights.questions import QUESTIONS
+from probes.weights.report import charts
+from probes.weights.results import results
+from probes.weights.run import TextObserver
+from probes.weights.schema import WeightsOptions
 
 LENGTH = 40
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("circuits")
+    place = tmp_path_factory.mktemp("weights")
     save_checkpoint(place / "tiny")
     save_texts(place / "texts", 70)
     return place
@@ -54,7 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def study(place: Path, **options: Any) -> dict[str, Any]:
     tiny, texts = str(place / "tiny"), {"source": f"file:{place}/texts/*.txt", "docs": 3}
     options = {"lengths": [48], "tokens": ["w5"], "pairs": ["w5>w6"], "heads": ["L2H1", "L3H0"]} | options
-    return {"models": {"base": tiny, "yarn": f"{tiny}@yarn:factor=4"}, "texts": texts, "circuits": options}
+    return {"models": {"base": tiny, "yarn": f"{tiny}@yarn:factor=4"}, "texts": texts, "weights": options}
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_chunks_of_queries_give_the_same_rows() -> None:
 
 
 def test_a_head_with_two_spellings_is_attributed_once() -> None:
-    assert CircuitsOptions(heads=["L2H1", "2.1", "L3H0"]).heads == ["L2H1", "L3H0"]
+    assert WeightsOptions(heads=["L2H1", "2.1", "L3H0"]).heads == ["L2H1", "L3H0"]
 
 
 def test_gated_heads_are_refused_by_name() -> None:
@@ -191,17 +191,17 @@ def test_the_lens_names_the_command_that_attributes_a_row_and_then_shows_it(
 ) -> None:
     options = {"prompt": prompt} if prompt else {"lengths": [9], "rows": 9}
     content = study(place) | {"patterns": options}
-    content.pop("circuits")
+    content.pop("weights")
     lens_run = run_study(build_study(content), tmp_path)
     doc = str(lens_run.top_keys["doc"].iloc[-1])
     (missing,) = why_here(lens_run, doc=doc)
-    command = missing.sentences[0].partition("headscope circuits ")[2]
+    command = missing.sentences[0].partition("headscope weights ")[2]
     assert "--heads L3H1 --query-rows 7" in command
     code, _, err = request.getfixturevalue("headscope")(
-        "circuits", *shlex.split(command), "--out", str(tmp_path), "--quiet"
+        "weights", *shlex.split(command), "--out", str(tmp_path), "--quiet"
     )
     assert code == 0, err
-    name = next(path for path in tmp_path.glob("*-circuits-*"))
+    name = next(path for path in tmp_path.glob("*-weights-*"))
     both = combine_runs([lens_run, Run.open(name)])
     chart, pairs = why_here(both, doc=doc)
     top = lens_run.top_keys.query("model == 'yarn' and layer == 3 and head == 1 and query == 7 and rank == 0")
@@ -221,11 +221,11 @@ def test_mean_contributions_sum_to_the_mean_logit(run: Run) -> None:
 @pytest.mark.slow
 def test_findings_charts_and_page_name_the_heads(run: Run, tmp_path: Path) -> None:
     by_question = {result.question: result for result in results(run)}
-    rows = run.qk_rows[(run.qk_rows["model"] == by_question["circuits.logit"].model)]
-    logit = by_question["circuits.logit"]
+    rows = run.qk_rows[(run.qk_rows["model"] == by_question["weights.logit"].model)]
+    logit = by_question["weights.logit"]
     assert logit.value == pytest.approx(rows[rows["layer"] == logit.layer]["logit"].astype("float64").mean())
-    assert ("circuits.logit", "L2H1") in {(result.question, result.unit) for result in results(run)}
-    sinks = by_question["circuits.value_sinks"]
+    assert ("weights.logit", "L2H1") in {(result.question, result.unit) for result in results(run)}
+    sinks = by_question["weights.value_sinks"]
     assert 0 <= sinks.value <= sinks.n <= sinks.details["heads"]
     groups = {group.heading: [*group.charts] for group in charts(assembly.render_context(run))}
     assert len(groups["Why heads attend where they do"]) == 4
@@ -239,12 +239,12 @@ def test_findings_charts_and_page_name_the_heads(run: Run, tmp_path: Path) -> No
     assert create_app(run.path).server.test_client().get("/").status_code == 200
 
 
-OTHERS = {"circuits.inputs_of_head", "circuits.copying_agreement", "circuits.induction_inputs"}
+OTHERS = {"weights.inputs_of_head", "weights.copying_agreement", "weights.induction_inputs"}
 """Questions about one head, or about scores of other probes."""
 
 
 def test_synthetic_runs_have_results_of_every_part(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, probes=("circuits",))
+    run = synthetic_run(tmp_path, probes=("weights",))
     assert validate(run) == []
     by_question = {result.question for result in results(run)}
     assert by_question == {question.name for question in QUESTIONS} - OTHERS
@@ -253,18 +253,18 @@ def test_synthetic_runs_have_results_of_every_part(tmp_path: Path) -> None:
     heads = run.heads[run.heads["model"] == "base"]
     best = heads.loc[heads["ov_copying"].idxmax()]
     values = {result.question: result for result in results(run) if result.model == "base"}
-    assert values["circuits.copying_heads"].value == (heads["ov_copying"] > 0.5).sum()
-    assert values["circuits.highest_copying"].unit == format_head(best["layer"], best["head"])
+    assert values["weights.copying_heads"].value == (heads["ov_copying"] > 0.5).sum()
+    assert values["weights.highest_copying"].unit == format_head(best["layer"], best["head"])
 
 
 def test_findings_list_only_compositions_that_exceed_chance(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=("base",), probes=("circuits",))
+    run = synthetic_run(tmp_path, models=("base",), probes=("weights",))
     rows = run.head_composition.astype({"input": "str", "score": "float64"})
     rows.loc[rows["input"] == "q", "score"] = 0.05  # below random matrices, 0.1
     is_best = (rows["input"] == "k") & (rows["layer"] == 2) & (rows["sender_head"] == 1) & (rows["head"] == 0)
     rows.loc[rows["input"] == "k", "score"] = np.where(is_best, 0.3, 0.11)[rows["input"] == "k"]
     run._frames["head_composition"] = rows
-    q, k, _ = (result for result in results(run) if result.question == "circuits.composition")
+    q, k, _ = (result for result in results(run) if result.question == "weights.composition")
     assert (q.where["input"], q.value, q.details["random"]) == ("Q", pytest.approx(-0.05), pytest.approx(0.1))
     assert (q.details["listed"], q.details["above"]) == ({}, 0)
     assert [*q.details["largest_by_chance"].values()] == pytest.approx([-0.05])
@@ -273,7 +273,7 @@ def test_findings_list_only_compositions_that_exceed_chance(tmp_path: Path) -> N
     assert k.details["chance"] == pytest.approx(0.12, abs=5e-4)
     run.tables.remove("composition_null")  # as in runs of earlier versions
     run._derived.clear()
-    q, k, _ = (result for result in results(run) if result.question == "circuits.composition")
+    q, k, _ = (result for result in results(run) if result.question == "weights.composition")
     assert (q.details["listed"], q.details["above"]) == ({}, None)
     assert [*q.details["largest_by_chance"].values()] == pytest.approx([-0.05])
     assert len(k.details["listed"]) == 5
@@ -282,12 +282,12 @@ def test_findings_list_only_compositions_that_exceed_chance(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("named", "options"),
     [
-        (("circuits.heads", "'L3'"), {"heads": ["L3"]}),
-        (("circuits.heads", "'3.g0'", "L3H0"), {"heads": ["3.g0"]}),
+        (("weights.heads", "'L3'"), {"heads": ["L3"]}),
+        (("weights.heads", "'3.g0'", "L3H0"), {"heads": ["3.g0"]}),
         (("'lengths'", "'parts'"), {"parts": ["weights"], "lengths": [48], "heads": []}),
         (("'distances'", "'pairs'"), {"distances": [3], "pairs": []}),
-        (("circuits.pairs", "'w5>w6>w7'", "QUERY>KEY"), {"pairs": ["w5>w6>w7"]}),
-        (("circuits.parts", "'value'", "'composition'", "'values'"), {"parts": ["value"]}),
+        (("weights.pairs", "'w5>w6>w7'", "QUERY>KEY"), {"pairs": ["w5>w6>w7"]}),
+        (("weights.parts", "'value'", "'composition'", "'values'"), {"parts": ["value"]}),
         (("'query_rows'", "'heads'"), {"query_rows": [3], "heads": []}),
         ((33, "'heads'", 34), {"lengths": [33, 64]}),
     ],
@@ -310,6 +310,6 @@ def test_heads_and_words_that_do_not_exist_are_refused(
     place: Path, named: tuple[object, ...], options: dict[str, Any]
 ) -> None:
     content = study(place, **options)
-    content["circuits"] = {name: value for name, value in content["circuits"].items() if value is not None}
+    content["weights"] = {name: value for name, value in content["weights"].items() if value is not None}
     with refuses(BadInput, *named):
         run_study(build_study(content), place / "refused")

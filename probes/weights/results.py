@@ -1,4 +1,4 @@
-"""Results of circuits, of a run and of one head."""
+"""Results of the probe `weights`, of a run and of one head."""
 
 import math
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from headscope.results.result import Result
 from headscope.runs.column_metadata import exceeds, roles, statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
-from probes.circuits.analysis import (
+from probes.weights.analysis import (
     COMPOSITION_COLUMNS,
     attributed_heads,
     chance_score,
@@ -24,7 +24,7 @@ from probes.circuits.analysis import (
     strongest_inputs,
     strongest_paths,
 )
-from probes.circuits.schema import SIDES
+from probes.weights.schema import SIDES
 
 COPYING_THRESHOLD = 0.5
 """Copying score above which a head is called OV-copying [ours]."""
@@ -65,13 +65,13 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
     }
     if partners:
         details = {"partners": partners}
-        yield Result(question="circuits.inputs_of_head", model=model, layer=layer, head=head, details=details)
+        yield Result(question="weights.inputs_of_head", model=model, layer=layer, head=head, details=details)
 
 
 def _copying_results(label: str, heads: pd.DataFrame) -> Iterator[Result]:
     scores = heads["ov_copying"]
     yield Result(
-        question="circuits.copying_heads",
+        question="weights.copying_heads",
         value=int(exceeds(scores, COPYING_THRESHOLD).sum()),
         n=len(heads),
         model=label,
@@ -79,7 +79,7 @@ def _copying_results(label: str, heads: pd.DataFrame) -> Iterator[Result]:
     )
     best = heads.sort_values("ov_copying").iloc[-1]
     yield Result(
-        question="circuits.highest_copying",
+        question="weights.highest_copying",
         value=float(best["ov_copying"]),
         n=len(heads),
         model=label,
@@ -95,7 +95,7 @@ def _copying_results(label: str, heads: pd.DataFrame) -> Iterator[Result]:
         top = scored.nlargest(10, column)["ov_copying"]
         copying = int(exceeds(top, COPYING_THRESHOLD).sum())
         yield Result(
-            question="circuits.copying_agreement",
+            question="weights.copying_agreement",
             value=correlation,
             n=count,
             model=label,
@@ -114,7 +114,7 @@ def _composition_results(run: Run, label: str) -> Iterator[Result]:
         largest = of_kind.nlargest(1, "excess")
         paths = _excess_by_path(strongest_paths(of_kind, LISTED_PATHS, chance))
         yield Result(
-            question="circuits.composition",
+            question="weights.composition",
             value=float(largest["excess"].iloc[0]),
             n=len(of_kind),
             model=label,
@@ -142,7 +142,7 @@ def _induction_results(run: Run, label: str) -> Iterator[Result]:
     rows = leaders.merge(best, on=["layer", "head"])
     if len(rows):
         yield Result(
-            question="circuits.induction_inputs",
+            question="weights.induction_inputs",
             n=len(rows),
             model=label,
             details={"score": statistic(role.order_by).label, "listed": _excess_by_path(rows)},
@@ -152,7 +152,7 @@ def _induction_results(run: Run, label: str) -> Iterator[Result]:
 def _positional_results(label: str, heads: pd.DataFrame) -> Iterator[Result]:
     lengths = heads["positional_effective_length"]
     yield Result(
-        question="circuits.positional_length",
+        question="weights.positional_length",
         value=float(lengths.median()),
         n=len(heads),
         model=label,
@@ -163,7 +163,7 @@ def _positional_results(label: str, heads: pd.DataFrame) -> Iterator[Result]:
         correlation, count = rank_correlation(lengths[both.index], both[measured])[0], len(both)
         if count >= MIN_COMPARED and math.isfinite(correlation):
             yield Result(
-                question="circuits.positional_agreement",
+                question="weights.positional_agreement",
                 value=correlation,
                 n=count,
                 model=label,
@@ -179,7 +179,7 @@ def _value_results(run: Run, label: str, heads: pd.DataFrame) -> Iterator[Result
         is_sink = rows["key_sink_mass"] > SINK_SHARE
         is_windowed = layers.get("layers") == WINDOWED
         yield Result(
-            question="circuits.value_sinks",
+            question="weights.value_sinks",
             value=int((is_sink & (rows["value_sink_mass"] > SINK_SHARE)).sum()),
             n=int(is_sink.sum()),
             model=label,
@@ -200,7 +200,7 @@ def _logit_result(run: Run, model: str, layer: int, head: int) -> Result:
     rows, components = (rows_of_head(run, name, model, layer, head) for name in ("qk_rows", "qk_components"))
     means = mean_contributions(components)
     return Result(
-        question="circuits.logit",
+        question="weights.logit",
         value=float(rows["logit"].astype("float64").mean()),
         n=len(rows),
         model=model,
