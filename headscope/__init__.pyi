@@ -7,11 +7,11 @@ from torch.nn import Module
 from .api import check as check
 from .api import compare as compare
 from .api import run_study as run_study
-from .forward.ablation import ablated as ablated
+from .interventions.ablation import ablated as ablated
 from .forward.capture import capturing as capturing
 from .decomposition.head_matrices import HeadMatrices as HeadMatrices
 from .decomposition.head_matrices import head_matrices as head_matrices
-from .forward.steering import steered as steered
+from .interventions.steering import steered as steered
 from .decomposition.token_pairs import token_pair_logits as token_pair_logits
 from .positions.adarope import AdaRoPE as AdaRoPE
 from .positions.attach import attached as attached

@@ -24,8 +24,11 @@ from headscope.attention.call_checks import (
     unsupported_model_error,
 )
 from headscope.attention.contexts import entering, with_own_config
+from headscope.attention.edited_attention import EditedLayer, attend_with_edits
+from headscope.attention.edits import LayerEdit, LayerEdits, LayerInputs
 from headscope.attention.kernel import AttentionVariant, append_key_bias, attend
 from headscope.attention.listeners import KernelResult, Listener, RegisteredListener, attend_for_listeners
+from headscope.attention.logit_edits import LogitEdit
 from headscope.attention.masks import (
     QUERY_BIT,
     REAL_KEY_BIT,
@@ -34,8 +37,6 @@ from headscope.attention.masks import (
     encode_mask,
     encode_opaque_mask,
 )
-from headscope.attention.record import AttentionRecord
-from headscope.attention.streaming_kernel import StreamingGroups, attend_partly_streaming, streaming_attention
 from headscope.compat.transformers import ATTENTION_IMPLEMENTATION
 from headscope.errors import BadInput
 
@@ -78,10 +79,12 @@ def all_finite(values: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """The inputs of one layer's kernel, after edits. `attend` runs the kernel again on other q, k and v.
+    """The inputs of one layer's kernel, after edits. `attend` runs it again on other q, k and v, with the same edits.
 
     `positions` [1|B, Lq] are those of the queries for the model, which may count padding; `unpadded_positions` do not,
-    and are None without padding.
+    and are None without padding. `logit_edits` are the edits of the logits, with masks
+    [B, H, Lq]. `kv_groups` is the number of the model's KV groups, which that of k exceeds under edits of the keys of
+    single heads.
     """
 
     q: Tensor
@@ -91,26 +94,49 @@ class AttentionCall:
     variant: AttentionVariant
     first_key: int = 0
     unpadded_positions: Tensor | None = None
+    layer: int = 0
+    logit_edits: Sequence[LogitEdit] = ()
+    kv_groups: int | None = None
+    rerun: Callable[[Sequence[LayerEdit], Tensor], Tensor] | None = None
+
+    def outputs_with(self, edits: Sequence[LayerEdit], z: Tensor) -> Tensor:
+        """Head outputs [B, H, Lq, dv] that the layer passes to o_proj with further edits; z are those without them.
+
+        They are computed from the unedited inputs, so that edits act in their stages.
+        """
+        assert self.rerun is not None
+        return self.rerun(edits, z)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Head outputs z [B, H, Lq, dv] for q, k and v of the call's shapes."""
-        return attend(q, k, v, None, self.variant, 0.0, False, self.first_key)[0]
+        if not self.logit_edits:
+            return attend(q, k, v, None, self.variant, 0.0, False, self.first_key)[0]
+        return attend_with_edits(replace(self.edited_layer, q=q, k=k, v=v))[0]
 
-    def attend_streaming(self, sink: int, recent: int) -> Tensor:
-        """Head outputs z [B, H, Lq, dv] if each query sees only the first `sink` and last `recent` keys."""
-        return streaming_attention(self.q, self.k, self.v, self.variant, sink, recent, self.first_key)
+    @property
+    def edited_layer(self) -> EditedLayer:
+        """The call as what `attend_with_edits` takes."""
+        groups = self.k.shape[1] if self.kv_groups is None else self.kv_groups
+        inputs = self.q, self.k, self.v, self.variant, self.first_key
+        return EditedLayer(self.layer, *inputs, self.logit_edits, groups)
 
     def for_heads(self, heads: slice, kv_groups: slice) -> "AttentionCall":
         """The call restricted to some of the layer's heads and their KV groups."""
         q, k, v = self.q[:, heads], self.k[:, kv_groups], self.v[:, kv_groups]
-        return replace(self, q=q, k=k, v=v, variant=self.variant.for_heads(heads))
+        edits = [edit.at(slice(None), heads) for edit in self.logit_edits]
+        return replace(
+            self, q=q, k=k, v=v, variant=self.variant.for_heads(heads), logit_edits=edits, kv_groups=k.shape[1]
+        )
 
     def for_sequences(self, sequences: slice | Tensor) -> "AttentionCall":
         """The call restricted to some sequences of the batch: a slice, or their indices [n], which may repeat."""
         q, k, v = self.q[sequences], self.k[sequences], self.v[sequences]
         positions = self.positions if len(self.positions) == 1 else self.positions[sequences]
         chosen = None if self.variant.chosen is None else self.variant.chosen.for_sequences(sequences)
-        return replace(self, q=q, k=k, v=v, positions=positions, variant=replace(self.variant, chosen=chosen))
+        own = sequences if isinstance(sequences, slice) else sequences.cpu()
+        edits = [edit.at(own) for edit in self.logit_edits]
+        variant = replace(self.variant, chosen=chosen)
+        return replace(self, q=q, k=k, v=v, positions=positions, variant=variant, logit_edits=edits)
 
 
 OutputEdit = Callable[[Tensor, AttentionCall], Tensor]
@@ -126,7 +152,9 @@ class _ModuleHooks:
     qkv_edits: Registered[QKVEdit] = field(default_factory=dict)
     output_edits: Registered[OutputEdit] = field(default_factory=dict)
     listeners: Registered[RegisteredListener] = field(default_factory=dict)
-    streaming: Registered[StreamingGroups] = field(default_factory=dict)
+    edits: Registered[LayerEdit] = field(default_factory=dict)
+    pattern_edits: Registered[OutputEdit] = field(default_factory=dict)
+    biases: Registered[QKVEdit] = field(default_factory=dict)
     observers: Registered[Callable[..., None]] = field(default_factory=dict)
 
 
@@ -205,18 +233,29 @@ def collecting_outputs(modules: Sequence[nn.Module]) -> Iterator[list[tuple[Tens
         yield calls
 
 
-def streaming(module: nn.Module, groups: StreamingGroups) -> AbstractContextManager[None]:
-    """Let some KV groups of one attention module stream; the innermost of several contexts decides.
-
-    The keys that they do not see are not read, so the cost falls. Listeners are refused: their log-sum-exp would
-    belong to all keys.
-    """
-    return _registering(_hooks_of(module).streaming, groups)
+def editing_pattern(module: nn.Module, edit: OutputEdit) -> AbstractContextManager[None]:
+    """Apply `edit`, which may compute head outputs from another attention pattern, before edits of head outputs."""
+    return _registering(_hooks_of(module).pattern_edits, edit)
 
 
-def has_streaming_groups(module: nn.Module) -> bool:
-    """Whether KV groups of an attention module stream."""
-    return bool(_hooks_of(module).streaming)
+def editing(module: nn.Module, edit: LayerEdit) -> AbstractContextManager[None]:
+    """Let an edit act on heads of one attention module, together with all others that are registered."""
+    return _registering(_hooks_of(module).edits, edit)
+
+
+def adding_bias(module: nn.Module, bias: QKVEdit) -> AbstractContextManager[None]:
+    """Add dimensions to q and k of one attention module that hold a bias of its keys, after edits of q, k and v."""
+    return _registering(_hooks_of(module).biases, bias)
+
+
+def registered_edits(modules: Iterable[nn.Module]) -> list[LayerEdit]:
+    """The edits that act on attention modules now."""
+    return [edit for module in modules for edit in _hooks_of(module).edits.values()]
+
+
+def has_logit_edits(module: nn.Module) -> bool:
+    """Whether an edit changes the logits of an attention module."""
+    return any(edit.target == "logits" for edit in _hooks_of(module).edits.values())
 
 
 def listening(
@@ -314,7 +353,6 @@ def attention_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     variant = AttentionVariant(scale, mask.window, mask.chunk_size, softcap, s_aux, chosen)
     hooks = _hooks_by_module.get(module) or _ModuleHooks()
-    listeners, streaming = [*hooks.listeners.values()], [*hooks.streaming.values()]
     for observer in [*hooks.observers.values()]:
         observer(
             module,
@@ -337,37 +375,10 @@ def attention_forward(
     )
     for edit in [*hooks.qkv_edits.values()]:
         query, key, value = edit(query, key, value, edit_positions)
-    if key_bias is not None:
-        query, key = append_key_bias(query, key, key_bias, scale)
-
-    def notify(
-        sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, result: KernelResult, index: int, first: int
-    ) -> None:
-        if result.lse is not None:
-            optional = (first, variant.chunk_size, variant.softcap, variant.sink, result.row_sums[index])
-            for listener, sums in zip(listeners, result.key_sums, strict=True):
-                inputs = (listener.layer, sequence, q, k, v, z, result.lse[index], scale, variant.window, *optional)
-                own_choice = None if chosen is None else chosen.of_sequence(sequence)
-                listener.call(AttentionRecord(*inputs, None if sums is None else sums[index], own_choice))
-
-    def apply_output_edits(z: Tensor, call: AttentionCall) -> Tensor:
-        for edit in [*hooks.output_edits.values()]:
-            z = edit(z, call)
-        return z
-
-    def run_kernel(q: Tensor, k: Tensor, v: Tensor, first_key: int) -> KernelResult:
-        if not streaming:
-            return attend_for_listeners(q, k, v, module, variant, dropout, listeners, first_key)
-        if listeners:
-            raise BadInput("streaming KV groups cannot be listened to. Measure the attention without streaming")
-        return KernelResult(attend_partly_streaming(q, k, v, variant, streaming[-1], first_key))
-
+    layer = _LayerPass(module, hooks, variant, dropout)
     if mask.key_roles is None:
         first = mask.dropped_keys[0]
-        result = run_kernel(query, key, value, first)
-        out = apply_output_edits(result.out, AttentionCall(query, key, value, positions, variant, first))
-        for sequence, (q, k, v, z) in enumerate(zip(query, key, value, out, strict=True)):
-            notify(sequence, q, k, v, z, result, sequence, first)
+        out = layer.run(query, key, value, key_bias, positions, first)
         return out.transpose(1, 2).contiguous(), None
     out = query.new_zeros(*query.shape[:3], value.shape[-1])
     for sequence, (roles, first) in enumerate(zip(mask.key_roles, mask.dropped_keys, strict=True)):
@@ -375,13 +386,110 @@ def attention_forward(
         rows = real[slots].nonzero()[:, 0]
         if len(rows) == 0:
             continue
-        q, k, v = query[sequence, None, :, rows], key[sequence, None, :, real], value[sequence, None, :, real]
-        result = run_kernel(q, k, v, first)
+        inputs = query[sequence, None, :, rows], key[sequence, None, :, real], value[sequence, None, :, real]
+        bias = None if key_bias is None else key_bias.expand(len(query), -1, -1)[sequence, None, :, real]
         own, unpadded = (p.expand(len(query), -1)[sequence, None, rows] for p in (positions, edit_positions))
-        z = apply_output_edits(result.out, AttentionCall(q, k, v, own, variant, first, unpadded))
-        out[sequence, :, rows] = z[0]
-        notify(sequence, q[0], k[0], v[0], z[0], result, 0, first)
+        out[sequence, :, rows] = layer.run(*inputs, bias, own, first, sequence, unpadded)[0]
     return out.transpose(1, 2).contiguous(), None
+
+
+@dataclass(frozen=True, eq=False)
+class _UneditedInputs:
+    """The inputs of a layer's kernel before edits, as in `_LayerPass.run`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    key_bias: Tensor | None
+    positions: Tensor
+    first_key: int
+    first_sequence: int
+    unpadded_positions: Tensor | None
+
+    @property
+    def edit_positions(self) -> Tensor:
+        """Positions of the queries without padding, [1|B, Lq]."""
+        return self.positions if self.unpadded_positions is None else self.unpadded_positions
+
+    def layer_inputs(self, layer: int) -> LayerInputs:
+        """The inputs as edits get them."""
+        return LayerInputs(layer, self.q, self.k, self.v, self.edit_positions, self.first_key, self.first_sequence)
+
+
+@dataclass(frozen=True, eq=False)
+class _LayerPass:
+    """One layer's attention in one pass: edits in their stages, the kernel, and the listeners."""
+
+    module: nn.Module
+    hooks: _ModuleHooks
+    variant: AttentionVariant
+    dropout: float
+
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_bias: Tensor | None,
+        positions: Tensor,
+        first_key: int,
+        first_sequence: int = 0,
+        unpadded_positions: Tensor | None = None,
+    ) -> Tensor:
+        """Head outputs [B, H, Lq, dv] of sequences without padding, the first of which has this number in the batch."""
+        unedited = _UneditedInputs(q, k, v, key_bias, positions, first_key, first_sequence, unpadded_positions)
+        call, plan = self._call(unedited, [*self.hooks.edits.values()])
+        listeners = [*self.hooks.listeners.values()]
+        result = self._attend(call, listeners)
+        z = result.out
+        for edit in [*self.hooks.pattern_edits.values()]:
+            z = edit(z, call)
+        z = z if plan is None else plan.edited_outputs(z)
+        for edit in [*self.hooks.output_edits.values()]:
+            z = edit(z, call)
+        for sequence in range(len(z)) if listeners else ():
+            self._notify(call, z, result, sequence, first_sequence)
+        return z
+
+    def _call(self, unedited: "_UneditedInputs", edits: Sequence[LayerEdit]) -> tuple[AttentionCall, LayerEdits | None]:
+        """The kernel's inputs after stage (a), with the edits of its logits, and all edits of the pass."""
+        q, k, v, positions, plan = unedited.q, unedited.k, unedited.v, unedited.edit_positions, None
+        if edits:
+            plan = LayerEdits(edits, unedited.layer_inputs(edits[0].layer))
+            q, k, v = plan.edited_inputs()
+        for bias in [*self.hooks.biases.values()]:
+            q, k, v = bias(q, k, v, positions)
+        if unedited.key_bias is not None:
+            q, k = append_key_bias(q, k, unedited.key_bias, self.variant.scaling)
+
+        def rerun(further: Sequence[LayerEdit], z: Tensor) -> Tensor:
+            if all(edit.target == "z" for edit in further) and not any(edit.target == "z" for edit in edits):
+                return LayerEdits(further, unedited.layer_inputs(further[0].layer)).edited_outputs(z)
+            call, plan = self._call(unedited, [*edits, *further])
+            assert plan is not None
+            return plan.edited_outputs(self._attend(call, ()).out)
+
+        call = AttentionCall(
+            q, k, v, unedited.positions, self.variant, unedited.first_key, unedited.unpadded_positions,
+            edits[0].layer if edits else 0, plan.logit_edits if plan else (), unedited.k.shape[1], rerun,
+        )  # fmt: skip
+        return call, plan
+
+    def _attend(self, call: AttentionCall, listeners: Sequence[RegisteredListener]) -> KernelResult:
+        module = self.module if call.k.shape[1] == call.kv_groups else None
+        if not call.logit_edits:
+            inputs = call.q, call.k, call.v, module, self.variant, self.dropout
+            return attend_for_listeners(*inputs, listeners, call.first_key)
+        out, lse = attend_with_edits(call.edited_layer, module, self.dropout, bool(listeners))
+        return KernelResult(out, lse, [None] * len(out), [None] * len(listeners))
+
+    def _notify(self, call: AttentionCall, z: Tensor, result: KernelResult, sequence: int, first_sequence: int) -> None:
+        assert result.lse is not None
+        record = call.edited_layer.record(sequence, z[sequence], result.lse[sequence])
+        record = replace(record, batch_index=first_sequence + sequence, row_sums=result.row_sums[sequence])
+        for listener, sums in zip(self.hooks.listeners.copy().values(), result.key_sums, strict=True):
+            key_sums = None if sums is None else sums[sequence]
+            listener.call(replace(record, layer=listener.layer, key_sums=key_sums))
 
 
 AttentionInterface.register(BACKEND_NAME, attention_forward)

@@ -26,6 +26,10 @@ class ChosenKeys:
         """The choice for some sequences of the batch: a slice, or their indices [n], which may repeat."""
         return replace(self, indices=self.indices[sequences])
 
+    def as_batch(self) -> "ChosenKeys":
+        """The choice for one sequence as that of a batch of one."""
+        return replace(self, indices=self.indices[None])
+
     def for_heads(self, heads: slice) -> "ChosenKeys":
         """The choice for some query heads: those of whole units, or some of one unit."""
         units = slice(heads.start // self.heads_per_unit, -(-heads.stop // self.heads_per_unit))

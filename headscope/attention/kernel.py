@@ -320,9 +320,17 @@ def append_key_bias(q: Tensor, k: Tensor, bias: Tensor, scaling: float) -> tuple
             "it has grouped-query attention with ALiBi slopes per query head, which headscope does not support. Use "
             "another model"
         )
+    return append_dimensions(q, k, bias, torch.ones(1, 1, 1, dtype=torch.bool, device=q.device), scaling)
+
+
+def append_dimensions(q: Tensor, k: Tensor, bias: Tensor, is_biased: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """q [B, H, Lq, d] and k [B, G, Lk, d] with added dimensions that hold a bias of keys, in some rows.
+
+    `bias` [Lk] or [1|B, G, Lk], `is_biased` bool [1|B, 1|H, 1|Lq]. k holds bias / scaling, split into parts.
+    """
     dim = q.shape[-1]
     q, k = (nn.functional.pad(t, (0, BIAS_EXTRA_DIMS)) for t in (q, k))
-    q[..., dim : dim + BIAS_PARTS] = 1
+    q[..., dim : dim + BIAS_PARTS] = is_biased.to(q.dtype)[..., None]
     rest = bias.float() / scaling
     for part in range(dim, dim + BIAS_PARTS):
         rounded = rest.to(k.dtype)

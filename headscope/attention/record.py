@@ -8,11 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attention.chosen_keys import ChosenKeys
+from headscope.attention.logit_edits import LogitEdit, PatternKind, edited_logits
 
 RotaryLayout = Literal["half", "interleaved"]
 
 LOCAL_DISTANCE = 32
 """Keys closer than this to the query, its own included, are local."""
+ROWS_OF_CHOICE = 64
+"""Rows whose keys of an indexer are in memory at once, where single keys of rows are read."""
 MASKED_LOGIT = -1e30
 """Logit of a masked key: its weight is 0, and 0 x MASKED_LOGIT is 0, whereas -inf would give NaN."""
 
@@ -170,6 +173,11 @@ class AttentionRecord:
     sink's. `row_sums` are None unless a listener asked for them and the backend supports it; so are `key_sums`
     [H, Lq, n], the sums over the keys of a row's weights times the listener's `key_columns`. `chosen` are the keys that
     the model's indexer chose, if not all: weights, outputs and lse are then those over the chosen keys.
+
+    Under edits of the heads, q, k and v are the edited ones, `logit_edits` act on the logits, and z is what is passed
+    to o_proj. Logits and weights come from `masked_logits`, `logits_at` and `weights` only: they include these edits.
+    Under edits of the keys of single heads k and v have an entry for every query head; `kv_groups` is the number of the
+    model's KV groups then. `head_numbers` [H] are the layer's query heads, None if the record has all in order.
     """
 
     layer: int
@@ -188,6 +196,14 @@ class AttentionRecord:
     row_sums: RowSums | None = None
     key_sums: Tensor | None = None
     chosen: ChosenKeys | None = None
+    logit_edits: Sequence[LogitEdit] = ()
+    kv_groups: int | None = None
+    head_numbers: Tensor | None = None
+
+    @property
+    def group_count(self) -> int:
+        """Number of KV groups of the layer."""
+        return len(self.k) if self.kv_groups is None else self.kv_groups
 
     @property
     def query_key_index(self) -> Tensor:
@@ -229,8 +245,56 @@ class AttentionRecord:
     def masked_logits(self, rows: Tensor, keys: Tensor | slice) -> Tensor:
         """Logits of queries [n] with keys [m], both indices of the record: [H, n, m], float32, -inf for hidden keys.
 
-        A slice of keys is read without a copy.
+        They include the record's edits. A slice of keys is read without a copy.
         """
+        if not self.logit_edits:
+            return self.own_logits(rows, keys)
+        visible = self.visible_columns(rows)
+        logits = edited_logits(self, rows, visible)
+        if isinstance(keys, slice):
+            if keys.start == visible.start and keys.stop == visible.stop:
+                return logits
+            keys = torch.arange(keys.start, keys.stop, device=rows.device)
+        is_inside = (keys >= visible.start) & (keys < visible.stop)
+        at = (keys - visible.start).clamp(0, logits.shape[-1] - 1)
+        return logits[..., at].masked_fill(~is_inside, -torch.inf)
+
+    def logits_at(self, rows: Tensor, keys: Tensor) -> Tensor:
+        """Logits of queries [n] with keys of their own [n, m], both indices of the record: [H, n, m], float32.
+
+        -inf for hidden keys; they include the record's edits. Costs O(n m d) without edits of the logits.
+        """
+        if self.logit_edits:
+            return self.masked_logits(rows, slice(0, self.k.shape[1])).gather(-1, keys.expand(len(self.q), -1, -1))
+        groups, _, dim = self.k.shape
+        q = self.q[:, rows].float().view(groups, -1, len(rows), dim)
+        logits = torch.einsum("ghnd,gnmd->ghnm", q, self.k[:, keys].float()) * self.scaling
+        distance = self.query_key_index[rows][:, None] - keys
+        is_hidden = (distance < 0) | (distance >= self.visible_counts[rows][:, None])
+        logits = self.soft_cap(logits).flatten(0, 1).masked_fill(is_hidden, -torch.inf)
+        if self.chosen is None:
+            return logits
+        tiles = zip(torch.split(rows, ROWS_OF_CHOICE), torch.split(keys, ROWS_OF_CHOICE), strict=True)
+        is_chosen = [self.is_chosen(tile).gather(-1, at.expand(len(self.q), -1, -1)) for tile, at in tiles]
+        return logits.masked_fill(~torch.cat(is_chosen, 1), -torch.inf)
+
+    def visible_columns(self, rows: Tensor) -> slice:
+        """The keys that any of these queries sees, as indices of the record."""
+        own = self.query_key_index[rows]
+        return slice(int((own + 1 - self.visible_counts[rows]).min().clamp(min=0)), int(own.max()) + 1)
+
+    @property
+    def replaces_weights(self) -> bool:
+        """Whether weights of another run replace some of the record's."""
+        return any(isinstance(edit.kind, PatternKind) for edit in self.logit_edits)
+
+    def without_patterns(self) -> "AttentionRecord":
+        """The record with its own weights where it has those of another run."""
+        edits = [edit for edit in self.logit_edits if not isinstance(edit.kind, PatternKind)]
+        return replace(self, logit_edits=edits)
+
+    def own_logits(self, rows: Tensor, keys: Tensor | slice) -> Tensor:
+        """The logits of `masked_logits` without the record's edits of logits."""
         groups, _, dim = self.k.shape
         numbers = torch.arange(keys.start, keys.stop, device=rows.device) if isinstance(keys, slice) else keys
         q = self.q[:, rows].float().reshape(groups, -1, dim)

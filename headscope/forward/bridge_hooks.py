@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attention import backend
-from headscope.attention.record import AttentionRecord
 from headscope.compat.torch import FORWARD_HOOKS
 from headscope.errors import BadInput
 
@@ -26,7 +25,7 @@ def firing_bridge_hooks(attn: Any, module: nn.Module) -> Iterator[None]:
     hooks = _BridgeHooks(attn, module, contexts)
     contexts.append(hooks)
     try:
-        with backend.editing_qkv(module, hooks.edit_qkv), backend.editing_output(module, hooks.edit_output):
+        with backend.editing_qkv(module, hooks.edit_qkv), backend.editing_pattern(module, hooks.edit_pattern):
             yield
     finally:
         contexts.remove(hooks)
@@ -47,18 +46,17 @@ class _BridgeHooks:
                 q, k = self.attn.hook_rot_q(q), self.attn.hook_rot_k(k)
         return q, k, v
 
-    def edit_output(self, z: Tensor, call: backend.AttentionCall) -> Tensor:
+    def edit_pattern(self, z: Tensor, call: backend.AttentionCall) -> Tensor:
         """Fire hook_attn_scores and hook_pattern, [B, H, Lq, Lk], and compute z from the pattern.
 
-        Without a hook on them z is returned unchanged. Raises BadInput for a padded batch and for streaming KV groups.
+        Without a hook on them z is returned unchanged. The scores are those after edits of logits. Raises BadInput for
+        a padded batch.
         """
         names = [name for name in ("hook_attn_scores", "hook_pattern") if _has_hooks(self.attn, name)]
         if self._contexts[0] is not self or not names:
             return z
         if (len(call.q), call.q.shape[2], call.k.shape[2]) != self._batch_shape:
             raise BadInput(f"{names[0]} has no L x L pattern in a padded batch. Pass one sequence at a time")
-        if backend.has_streaming_groups(self.module):
-            raise BadInput(f"{names[0]} has no pattern of streaming KV groups. Remove the hook, or do not stream")
         scores = attention_scores(call)
         scores = self.attn.hook_attn_scores(scores.clamp(min=torch.finfo(call.q.dtype).min).to(call.q.dtype))
         pattern: Tensor = self.attn.hook_pattern(_softmax_with_sink(scores, call.variant.sink).to(call.v.dtype))
@@ -67,14 +65,9 @@ class _BridgeHooks:
 
 def attention_scores(call: backend.AttentionCall) -> Tensor:
     """Scaled, capped and masked logits of a call, [B, H, Lq, Lk] float32, -inf for hidden keys."""
-    variant, rows, keys = call.variant, torch.arange(call.q.shape[2]), torch.arange(call.k.shape[2])
-    optional = (variant.window, call.first_key, variant.chunk_size, variant.softcap, variant.sink)
-    choices = [None if variant.chosen is None else variant.chosen.of_sequence(index) for index in range(len(call.q))]
-    records = [
-        AttentionRecord(0, index, q, k, v, q, q[..., 0], variant.scaling, *optional, chosen=chosen)
-        for index, (q, k, v, chosen) in enumerate(zip(call.q, call.k, call.v, choices, strict=True))
-    ]
-    return torch.stack([record.masked_logits(rows.to(call.q.device), keys.to(call.q.device)) for record in records])
+    rows, keys = (torch.arange(t.shape[2], device=t.device) for t in (call.q, call.k))
+    records = [call.edited_layer.record(sequence) for sequence in range(len(call.q))]
+    return torch.stack([record.masked_logits(rows, keys) for record in records])
 
 
 def _softmax_with_sink(scores: Tensor, sink: Tensor | None) -> Tensor:

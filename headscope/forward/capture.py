@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from headscope.attention import backend
 from headscope.attention.contexts import refusing_other_threads
+from headscope.attention.edits import LayerEdit, TokenSet
 from headscope.attention.listeners import Listener
-from headscope.attention.streaming_kernel import StreamingGroups
+from headscope.attention.logit_edits import StreamingKind
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.bridge_hooks import firing_bridge_hooks
 from headscope.models import open_contexts
@@ -32,8 +33,6 @@ from headscope.models.open_contexts import OpenContext
 from headscope.models.padding_check import refusing_wrong_positions
 from headscope.streaming import StreamingWindow
 
-answer_tokens: ContextVar[int] = ContextVar("answer_tokens", default=0)
-"""The number of last tokens of the passes that are an answer, so not of the prompt, in the replay that is open."""
 _is_trial: ContextVar[bool] = ContextVar("is_trial", default=False)
 """Whether the running passes check the model on a few tokens, so that edits of the user's text need not apply."""
 
@@ -96,16 +95,22 @@ class CapturedLayers:
         self._record_editing()
         self._exit_stack.enter_context(backend.editing_output(module, edit))
 
+    def edit(self, edit: LayerEdit) -> None:
+        """Let an edit of heads of one layer act until the capture ends, together with all others that act on it."""
+        module = self._module(edit.layer)
+        self._record_editing()
+        self._exit_stack.enter_context(backend.editing(module, edit))
+
     def stream(self, layer: int, kv_groups: Sequence[int], window: StreamingWindow) -> None:
         """Let these KV groups of one layer attend to the first and last tokens only, until the capture ends.
 
         They do not read the other keys.
         """
         if kv_groups:
-            groups = StreamingGroups(tuple(kv_groups), window.sink, window.recent)
-            module = self._module(layer)
-            self._record_editing()
-            self._exit_stack.enter_context(backend.streaming(module, groups))
+            size = self._model.geometry.heads_per_group(layer)
+            heads = tuple(head for group in kv_groups for head in range(group * size, (group + 1) * size))
+            kind = StreamingKind(window.sink, window.recent)
+            self.edit(LayerEdit(kind, "logits", heads, TokenSet(), f"{kind.name} of layer {layer}", layer=layer))
 
     def hook(self, module: nn.Module, function: Any) -> None:
         """Call `function(module, args, kwargs, output)` after every forward pass of a module until the capture ends."""

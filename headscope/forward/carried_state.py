@@ -55,6 +55,13 @@ class CarriedState:
         self._further_outputs: list[tuple[Any, ...] | None] = []  # None of a layer that returns one tensor
         self._keys_by_tensor: dict[int, Key] = {}
 
+    @property
+    def passes_streams_only(self) -> bool:
+        """Whether layers pass nothing but the residual stream to later layers."""
+        has_further = any(isinstance(value, Tensor) for further in self._further_outputs for value in further or ())
+        shares = any(kwargs.get(ARGUMENT) is not None for _, kwargs in self._arguments)
+        return not self.tensors and not has_further and not shares
+
     def record_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Record the arguments of the layer that runs next, without the residual stream."""
         self._arguments.append((tuple(args), kwargs))

@@ -1,11 +1,14 @@
 """Collect and edit the hidden states that modules of decoder layers return."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+
+LayerParts = Sequence[Mapping[str, nn.Module]]
+"""The modules of every decoder layer whose outputs are attn_out and mlp_out. A layer may lack one or both."""
 
 
 @contextmanager

@@ -53,6 +53,11 @@ def logits_and_targets(model: LoadedModel, ids: Tensor, hidden: Tensor, position
     logits, so its own scaling applies. Raises UnsupportedModel for a model without a language-model head, or whose head
     does not use the hidden states.
     """
+    return batched_logits(model, ids[:, positions], hidden)[0], ids[0, positions.start + 1 : positions.stop + 1]
+
+
+def batched_logits(model: LoadedModel, ids: Tensor, hidden: Tensor) -> Tensor:
+    """Logits [B, n, vocabulary] from last hidden states [B, n, D] at tokens ids [1, n]. Errors as above."""
     inner, calls = backbone(model), []
 
     def return_hidden(*_: Any, **__: Any) -> BackboneOutput:
@@ -62,7 +67,7 @@ def logits_and_targets(model: LoadedModel, ids: Tensor, hidden: Tensor, position
     with ExitStack() as stack:
         for module in {inner, getattr(inner, "decoder", inner)}:  # OPT's head calls the inner decoder
             stack.enter_context(replacing_forward(module, return_hidden))
-        output = model.module(ids[:, positions], use_cache=False)
+        output = model.module(ids.expand(len(hidden), -1), use_cache=False)
     if getattr(output, "logits", None) is None:
         raise UnsupportedModel(
             f"'{model.name}' has no language-model head. Open it as a causal language model, or measure without losses"
@@ -72,7 +77,8 @@ def logits_and_targets(model: LoadedModel, ids: Tensor, hidden: Tensor, position
             f"the head of '{model.name}' does not compute logits from the output of its backbone. "
             "Measure without losses"
         )
-    return output.logits[0], ids[0, positions.start + 1 : positions.stop + 1]
+    logits: Tensor = output.logits
+    return logits
 
 
 class BackboneOutput(BaseModelOutputWithPast):  # type: ignore[misc]

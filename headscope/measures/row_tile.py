@@ -87,7 +87,7 @@ class RowTile:
         """Weights of heads ("head"), or sums over KV groups ("group") or the layer ("layer"): [units, n, keys]."""
         if units == "head":
             return self.weights
-        groups = len(self.record.k) if units == "group" else 1
+        groups = self.record.group_count if units == "group" else 1
         shape = groups, -1, *self.weights.shape[1:]
         return self.cached(("sums", units), lambda: self.weights.view(shape).sum(1))
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headscope.attention.kernel import AttentionVariant, attend
+from headscope.attention.edited_attention import outputs_of_record
 from headscope.attention.record import AttentionRecord
 from headscope.measures.row_sampling import count_visible_keys, query_range, to_device
 from headscope.measures.row_tile import RowTile
@@ -44,11 +44,15 @@ class Rule(ABC):
     """If it needs the whole text: whether because of later queries, so that it cannot choose keys in decoding."""
     needs_dense_weights: ClassVar[bool] = True
     """Whether it needs the weights of all keys: it bounds other rules, but saves nothing."""
+    is_layer_wide: ClassVar[bool] = True
+    """Whether the choice of a head may depend on other heads of its layer."""
+    needs_log_sums: ClassVar[bool] = True
+    """Whether `select` reads the log-sum-exp of the tile's record, which costs a further pass over the keys."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "select" in vars(cls):  # what another rule says of its own choice does not hold for this one
-            for name in {"keep_mask", "possible_columns"} - {*vars(cls)}:
+            for name in {"keep_mask", "possible_columns", "is_layer_wide", "needs_log_sums"} - {*vars(cls)}:
                 setattr(cls, name, getattr(Rule, name))
 
     @property
@@ -84,6 +88,8 @@ class Top(Rule):
     name: ClassVar[str] = "top"
     meaning: ClassVar[str] = "the K heaviest keys of the head's row"
     units: ClassVar[str] = "head"
+    is_layer_wide: ClassVar[bool] = False
+    needs_log_sums: ClassVar[bool] = False
 
     def select(self, tile: RowTile) -> Tensor:
         chosen = tile.heaviest(self.units, self.keys).bool()
@@ -98,6 +104,7 @@ class GroupTop(Top):
     name: ClassVar[str] = "group-top"
     meaning: ClassVar[str] = "the K heaviest keys by the summed weights of the KV group's heads"
     units: ClassVar[str] = "group"
+    is_layer_wide: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,7 @@ class LayerTop(Top):
     name: ClassVar[str] = "layer-top"
     meaning: ClassVar[str] = "the K heaviest keys by the summed weights of the layer's heads"
     units: ClassVar[str] = "layer"
+    is_layer_wide: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,8 @@ class Blocks(Rule):
     blocks: int
     name: ClassVar[str] = "block"
     meaning: ClassVar[str] = "K blocks of B keys by their mass, the query's own block among them"
+    is_layer_wide: ClassVar[bool] = False
+    needs_log_sums: ClassVar[bool] = False
 
     def scores(self, tile: RowTile) -> Tensor:
         """Scores of the blocks from that of column 0 on, [H, n, blocks]."""
@@ -210,6 +220,8 @@ class Streaming(Rule):
     name: ClassVar[str] = "streaming"
     meaning: ClassVar[str] = "the first SINK and last RECENT keys"
     needs_dense_weights: ClassVar[bool] = False
+    is_layer_wide: ClassVar[bool] = False
+    needs_log_sums: ClassVar[bool] = False
 
     def select(self, tile: RowTile) -> Tensor:
         is_sink = tile.distance > to_device(tile.weights.device, tile.rows - self.sink)[:, None]
@@ -231,6 +243,7 @@ class VerticalSlash(Rule):
     meaning: ClassVar[str] = "V columns and S diagonals of largest weight in the last 64 queries (as MInference)"
     needs_whole_text: ClassVar[bool] = True
     needs_dense_weights: ClassVar[bool] = False
+    is_layer_wide: ClassVar[bool] = False
 
     def select(self, tile: RowTile) -> Tensor:
         by_column, by_distance = tile.cached_in_layer((self.name, self.sizes), lambda: self._chosen(tile))
@@ -267,10 +280,9 @@ def with_all_keys(record: AttentionRecord) -> AttentionRecord:
     """The record of dense attention with the same q, k and v, if an indexer chose the record's keys."""
     if record.chosen is None:
         return record
-    variant = AttentionVariant(record.scaling, record.window, record.chunk_size, record.softcap, record.sink)
-    z, lse = attend(record.q[None], record.k[None], record.v[None], None, variant, 0.0, True, record.first_key)
-    assert lse is not None
-    return replace(record, z=z[0], lse=lse[0], row_sums=None, key_sums=None, chosen=None)
+    dense = replace(record, row_sums=None, key_sums=None, chosen=None)
+    z, lse = outputs_of_record(dense)
+    return replace(dense, z=z.to(record.z.dtype), lse=lse)
 
 
 def vertical_slash_sums(tile: RowTile) -> Tensor:

@@ -296,5 +296,5 @@ def _adding_slopes(model: Model, slopes: Tensor, context: OpenContext) -> Iterat
         stack.enter_context(backend.observing_calls(model.attention_modules, record_scaling))
         for module in model.attention_modules:
             edit = while_innermost(model.module, context, slope_edit(module))
-            stack.enter_context(backend.editing_qkv(module, edit))
+            stack.enter_context(backend.adding_bias(module, edit))
         yield

@@ -15,19 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention import backend
-from headscope.forward.ablation import reference_outputs
-from headscope.forward.free_memory import runs_per_batch
-from headscope.forward.replay import Replay
+from headscope.attention.edits import TokenSet
 from headscope.forward.stream_store import ResidualStreamStore
-from headscope.patching.metrics import Metric, PairTokens, finite_metric, metric_function
+from headscope.interventions.ablation import reference_outputs
+from headscope.interventions.edits import Edit, Run
+from headscope.interventions.heads import LayerHead
+from headscope.interventions.kinds import Replace, Zero
+from headscope.interventions.metrics import Metric, PairTokens, finite_metric, metric_function
+from headscope.interventions.replay import Activations, Replay
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.pairs import TokenPair
 from headscope.prompts.token_positions import ALL_TOKENS, LAST_SPAN
 
-LayerOutputs = ResidualStreamStore
-"""Head outputs z [H, L, d] by index of the attention layer; none for zeros."""
+LayerOutputs = Activations
+"""Head outputs z [H, L, d] of a prompt by index of the attention layer; none for zeros."""
 ClassedPrompt = tuple[Sequence[int], Sequence[Hashable]]
 """Token ids of a prompt, with the class of each token."""
 REST = "rest"
@@ -57,7 +59,7 @@ class Intact:
     are_removed: bool = False
 
 
-class ComplementReplay:
+class CircuitRuns:
     """A prompt in which all but some heads have replaced outputs, one run for each set of intact heads.
 
     `replacements` are head outputs of the prompt's tokens, such as one mean, or one reference prompt per draw; values
@@ -79,40 +81,36 @@ class ComplementReplay:
         self._replay = Replay(model, schedule, tokens.clean, memory_bytes, len(pair.clean))
         with self._replay.capturing():
             self._replay.record_streams()
-            logits = self._replay.target_logits({})
+            logits = self._replay.target_logits()
         self._metric = metric_function(metric, tokens, logits)
         self.unchanged = finite_metric(model, self._metric, logits, self._answer)
 
     def values(self, sets: Sequence[Intact]) -> list[float]:
         """The metric with only these outputs intact, for each set."""
-        batch = runs_per_batch(self.model, self._replay.ids.shape[1])
         by_replacement = []
-        with self._replay.capturing():
+        with self._replay.capturing(), torch.no_grad():
             for outputs in self.replacements:
-                values: list[float] = []
-                for first in range(0, len(sets), batch):
-                    members = sets[first : first + batch]
-                    logits = self._replay.target_logits_of_edits(self._edits(members, outputs), len(members))
-                    values += [finite_metric(self.model, self._metric, one, self._answer) for one in logits]
-                by_replacement.append(values)
+                runs = [self._complement(intact, outputs) for intact in sets]
+                by_replacement.append(self._replay.evaluate(runs, self._value))
         return [float(value) for value in np.mean(by_replacement, axis=0)]
 
-    def _edits(self, sets: Sequence[Intact], outputs: LayerOutputs) -> dict[int, backend.OutputEdit]:
-        """Edits of all layers, one run for each set."""
+    def _value(self, logits: torch.Tensor) -> float:
+        return finite_metric(self.model, self._metric, logits, self._answer)
+
+    def _complement(self, intact: Intact, outputs: LayerOutputs) -> Run:
+        """The edits that replace every output that is not intact, at the tokens of the prompt."""
         length = len(self.pair.clean)
-
-        def edit_of(layer: int, heads: int) -> backend.OutputEdit:
-            is_replaced = torch.stack([self._is_replaced(intact, layer, heads) for intact in sets])
-
-            def edit(z: Tensor, call: backend.AttentionCall) -> Tensor:
-                replaced, at = z.clone(), is_replaced.to(z.device)[..., None]
-                new = outputs.load(layer).to(z) if len(outputs) else torch.zeros_like(z[0, :, :length])
-                replaced[:, :, :length] = torch.where(at, new, z[:, :, :length])
-                return replaced
-
-            return edit
-
-        return {layer: edit_of(layer, heads) for layer, heads in enumerate(self.model.geometry.layer_heads)}
+        kind = Replace("mean:prompts", outputs, ("z",), 0, length) if len(outputs) else Zero()
+        by_tokens: dict[tuple[int, ...], list[LayerHead]] = {}
+        for layer, heads in enumerate(self.model.geometry.layer_heads):
+            for head, is_replaced in enumerate(self._is_replaced(intact, layer, heads)):
+                tokens = tuple(is_replaced.nonzero()[:, 0].tolist())
+                if tokens:
+                    by_tokens.setdefault(tokens, []).append((layer, head))
+        return [
+            Edit(kind, tuple(places), ("z",), TokenSet(slice(0, length) if len(tokens) == length else tokens))
+            for tokens, places in by_tokens.items()
+        ]
 
     def _is_replaced(self, intact: Intact, layer: int, heads: int) -> Tensor:
         """Which outputs [H, L] of a layer are replaced."""
@@ -169,10 +167,10 @@ class ReferenceMeans:
 
 def _stored(outputs: Sequence[Tensor], memory_bytes: float) -> LayerOutputs:
     """The outputs of all layers, the first `memory_bytes` in memory."""
-    store = LayerOutputs(memory_bytes)
+    store = ResidualStreamStore(memory_bytes)
     for z in outputs:
         store.append(z)
-    return store
+    return Activations(store)
 
 
 def token_classes(pair: TokenPair) -> np.ndarray:

@@ -20,12 +20,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from headscope.attention import backend
+from headscope.attention.edits import TokenSet
 from headscope.decomposition.residual_decomposition import AttentionBranch, DecompositionError, Norm
 from headscope.decomposition.residual_inspection import MAX_INSPECTED_TOKENS, decompose_residual_stream, input_norms
 from headscope.errors import BadInput, UnsupportedModel
@@ -34,7 +35,9 @@ from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.logits import replacing_forward
 from headscope.forward.single_layers import separately_runnable_layers
 from headscope.forward.stream_store import ResidualStreamStore
-from headscope.patching.activation_patching import Direction, PatchingReplay
+from headscope.interventions.edits import Edit
+from headscope.interventions.kinds import Replace
+from headscope.interventions.pair_runs import Direction, PairRuns
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 
@@ -127,13 +130,12 @@ class PathPatching:
     """Path patches of one run of a prompt pair. Create and use it inside `replay.capturing`.
 
     `model_paths` is the model's `inspect_paths`. `mlps`: whether the MLPs between a sender and a receiver keep their
-    outputs. Memory holds the change of every head's output (the first `memory_bytes`; the rest is on disk), and with
-    recomputed MLPs every head's output (likewise).
+    outputs. Memory holds the change of every head's output (the first `memory_bytes`; the rest is on disk).
     """
 
     def __init__(
         self,
-        replay: PatchingReplay,
+        replay: PairRuns,
         model_paths: PathModel,
         direction: Direction,
         norms: Norms = "frozen",
@@ -142,20 +144,23 @@ class PathPatching:
     ):
         self.replay, self.model_paths, self.norms, self.mlps = replay, model_paths, norms, mlps
         self.run, source = replay.run_and_source(direction)
-        self._changes, self._outputs = ResidualStreamStore(memory_bytes), ResidualStreamStore(memory_bytes)
+        self._changes = ResidualStreamStore(memory_bytes)
         self._write_scales: list[Tensor | None] = []
-        self._aligned = replay.pair.aligned_positions(self.run.ids)
-        positions, source_positions = (
-            slice(span.start, span.stop) for span in (self._aligned, replay.pair.aligned_positions(source.ids))
+        self._aligned, source_rows = (
+            self._computed(replay.pair.aligned_positions(text.ids), text.start) for text in (self.run, source)
         )
+        positions, source_positions = (slice(rows.start, rows.stop) for rows in (self._aligned, source_rows))
         for layer, branch in enumerate(model_paths.branches):
             z = self.run.attention(layer)[0]
             change = torch.zeros_like(z[0])
             change[:, positions] = source.attention(layer)[0][0, :, source_positions] - z[0, :, positions]
             self._changes.append(change)
-            if mlps == "recomputed":
-                self._outputs.append(z)
             self._write_scales.append(None if branch.norm is None else self._scales_after(layer, branch.norm))
+
+    @staticmethod
+    def _computed(positions: range, start: int) -> range:
+        """The rows of positions among those that a run computes, which begin after a shared prefix."""
+        return range(max(positions.start - start, 0), positions.stop - start)
 
     def patch(self, paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
         """The metric with one path patched at a time, by the layers of the receivers, the logits last.
@@ -206,46 +211,43 @@ class PathPatching:
         return to_heads, to_logits
 
     def _patch_receivers(self, paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
-        """Patch paths whose receivers are in the same layers: one batch of runs."""
+        """Patch paths whose receivers are in the same layers: one batch of runs.
+
+        The receivers' inputs follow the change of an origin; their other inputs are those of the run that is edited.
+        """
         origins = sorted({path.origin for path in paths})
         layers = {self.run.decoder_layer_of(layer): layer for layer in paths[0].receiver_layers}
-        edits = {}
-        for decoder_layer, streams in self._changed_streams(origins, [*layers]).items():
-            layer = layers[decoder_layer]
-            changed = self._attention(layer, streams)[1]
-            edits[layer] = self._receiver_edit(layer, changed, paths, [origins.index(path.origin) for path in paths])
-        if len(edits) == 1:  # no receiver before this layer changes its inputs
-            ((layer, edit),) = edits.items()
-            edits = {layer: _constant(edit(*self.run.attention(layer)))}
-        for path, logits in zip(paths, self.run.target_logits_of_edits(edits, len(paths)), strict=True):
-            yield path, self.replay.value(logits)
+        changed = {
+            layers[decoder_layer]: self._attention(layers[decoder_layer], streams)[1]
+            for decoder_layer, streams in self._changed_streams(origins, [*layers]).items()
+        }
+        runs = [
+            [
+                Edit(
+                    self._input_of(changed[layer], path.end, layer, origins.index(path.origin)),
+                    tuple(place for place in path.receivers if place[0] == layer),
+                    (path.end,),
+                    self._tokens(path.receiver_span),
+                )
+                for layer in path.receiver_layers
+            ]
+            for path in paths
+        ]
+        yield from zip(paths, self.run.evaluate(runs, self.replay.value), strict=True)
 
-    def _receiver_edit(
-        self, layer: int, changed: backend.AttentionCall, paths: Sequence[Path], copies: Sequence[int]
-    ) -> backend.OutputEdit:
-        """The edit of a layer's head outputs, one run for each path, that gives its receivers their changed input.
+    def _input_of(self, call: backend.AttentionCall, name: str, layer: int, copy: int) -> Replace:
+        """The q, k or v of one sequence of a call, as the values of an edit."""
+        tensor: Tensor = getattr(call, name)[copy]
+        is_of_keys = name != "q"
+        shift = 0 if is_of_keys else -self.run.start
+        return Replace("changed input", {layer: tensor}, (name,), shift, tensor.shape[1])
 
-        `changed` has the inputs of the layer with the change of one origin each, that of a path at its number in
-        `copies`. The receivers' other inputs are those of the run that is edited.
-        """
-        geometry = self.replay.model.geometry
-
-        def edit(z: Tensor, call: backend.AttentionCall) -> Tensor:
-            patched = z.expand(len(paths), -1, -1, -1).clone()
-            for number, (path, copy) in enumerate(zip(paths, copies, strict=True)):
-                run = slice(number, number + 1) if len(z) > 1 else slice(None)
-                for head in (head for receiver_layer, head in path.receivers if receiver_layer == layer):
-                    group = geometry.kv_group(layer, head)
-                    heads = slice(head, head + 1), slice(group, group + 1)
-                    one_head, new = call.for_heads(*heads).for_sequences(run), changed.for_heads(*heads)
-                    inputs = {name: getattr(one_head, name) for name in RECEIVER_INPUTS}
-                    name = cast(ReceiverInput, path.end)
-                    follows = self._is_in(path.receiver_span).to(z.device)[:, None]
-                    inputs[name] = torch.where(follows, getattr(new, name)[copy : copy + 1], inputs[name])
-                    patched[number, heads[0]] = one_head.attend(**inputs)[0]
-            return patched
-
-        return edit
+    def _tokens(self, span: PathSpan) -> TokenSet:
+        """The tokens of a span, counted from the first aligned position; all for ()."""
+        if not span:
+            return TokenSet()
+        first = self.replay.pair.aligned_positions(self.run.ids)[slice(*span)]
+        return TokenSet(slice(first.start, first.stop))
 
     def _patch_logits(self, paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
         """Patch paths to the logits."""
@@ -253,8 +255,8 @@ class PathPatching:
         streams = self._changed_streams([path.origin for path in paths], [last])[last]
         with self._freezing(self.model_paths.final_norm, self._last_stream()):
             all_logits = self.run.target_logits_after(streams)
-        for path, logits in zip(paths, all_logits, strict=True):
-            yield path, self.replay.value(logits)
+            values = [self.replay.value(logits) for logits in all_logits]
+        yield from zip(paths, values, strict=True)
 
     def _stream_gradients(
         self, layer: int, call: backend.AttentionCall, z_gradient: Tensor
@@ -316,24 +318,28 @@ class PathPatching:
     ) -> Mapping[int, Tensor]:
         """The same streams in a pass in which only the heads' outputs are frozen (Wang et al. 2022, appendix B)."""
         first = min(layer for (layer, _), _ in origins)
-
-        def frozen_outputs(layer: int) -> backend.OutputEdit:
-            def edit(z: Tensor, call: backend.AttentionCall) -> Tensor:
-                outputs = self._outputs.load(layer).to(z).expand_as(z).clone()
-                for number, ((sender_layer, head), span) in enumerate(origins):
-                    if sender_layer == layer:
-                        outputs[number, head] += self._limited(self._changes.load(layer)[head], span).to(z)
-                return outputs
-
-            return edit
-
-        edits = {layer: frozen_outputs(layer) for layer in range(first, len(self.model_paths.branches))}
-        return self.run.streams_before(decoder_layers, edits, len(origins))
+        own = self.run.source("z", kind_name="frozen")
+        geometry = self.replay.model.geometry
+        heads = [
+            (layer, head) for layer in range(first, geometry.layers) for head in range(geometry.layer_heads[layer])
+        ]
+        runs = []
+        for sender, span in origins:
+            change = self._limited(self._changes.load(sender[0])[sender[1]], span)
+            changed = self.run.activations("z")[sender[0]] + change
+            values = Replace("changed output", {sender[0]: changed}, ("z",), own.shift, own.length)
+            frozen = tuple(place for place in heads if place != sender)
+            runs.append([Edit(own, frozen, ("z",)), Edit(values, (sender,), ("z",))])
+        order = sorted(range(len(runs)), key=lambda number: self.run.first_layer(runs[number]))
+        streams = self.run.streams_before(decoder_layers, [runs[number] for number in order])
+        back = torch.tensor(sorted(range(len(order)), key=order.__getitem__))
+        return {layer: stream[back.to(stream.device)] for layer, stream in streams.items()}
 
     def _is_in(self, span: PathSpan) -> Tensor:
-        """Which positions [L] of the run are in a span."""
-        chosen = self._aligned[slice(*span)] if span else range(self.run.ids.shape[1])
-        positions = torch.arange(self.run.ids.shape[1])
+        """Which rows [n] of the run are in a span."""
+        positions = torch.arange(self.run.start, self.run.ids.shape[1])
+        own = self.replay.pair.aligned_positions(self.run.ids)
+        chosen = own[slice(*span)] if span else range(self.run.ids.shape[1])
         return (positions >= chosen.start) & (positions < chosen.stop)
 
     def _limited(self, change: Tensor, span: PathSpan) -> Tensor:
@@ -380,8 +386,3 @@ class PathPatching:
         finally:
             handle.remove()
         return norm.scales(*calls[0])
-
-
-def _constant(outputs: Tensor) -> backend.OutputEdit:
-    """An edit that replaces all head outputs."""
-    return lambda z, call: outputs

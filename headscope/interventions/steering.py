@@ -4,45 +4,27 @@
         model.module.generate(ids)
 
 The weights of all keys outside the span are multiplied by alpha and the row is renormalised. This adds ln(alpha) to
-their logits, so the same fused kernel computes the heads' outputs. Listeners still get the q and k of the model.
+their logits: biases of several contexts add up, and listeners get the weights that the heads use.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headscope.attention import backend
-from headscope.attention.kernel import append_key_bias
-from headscope.errors import BadInput, UnsupportedModel, did_you_mean
-from headscope.forward.ablation import Heads, describe_heads, heads_by_layer, refuse_other_head_set
-from headscope.forward.capture import capturing, is_trial_pass
-from headscope.forward.interventions import Unit, head_unit, layer_output_edit
+from headscope.attention.edits import TokenSet
+from headscope.errors import BadInput, did_you_mean
+from headscope.forward.capture import is_trial_pass
+from headscope.interventions.edits import Edit, edited
+from headscope.interventions.heads import Heads, describe_heads, layer_heads, refuse_other_head_set
+from headscope.interventions.kinds import Steer, targets_of
 from headscope.model_identity import AcceptedWeights
 from headscope.positions.model import Model
 from headscope.prompts.span_tokens import tokenize_spans
 from headscope.prompts.spans import parse_prompt
-
-
-@dataclass(frozen=True, eq=False)
-class KeyScaling:
-    """Multiply the weights of all keys outside `span` (positions, sorted) by `alpha`, and renormalise the rows."""
-
-    span: Tensor
-    alpha: float
-
-    def __call__(self, z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
-        if call.variant.softcap is not None or call.variant.sink is not None:
-            reason = "learned sinks" if call.variant.softcap is None else "soft-capped logits"
-            raise UnsupportedModel(f"cannot steer heads with {reason}. Use another model, or hs.ablated")
-        keys = torch.arange(call.first_key, call.first_key + call.k.shape[2], device=call.k.device)
-        outside = ~torch.isin(keys, self.span.to(keys.device))
-        bias = (outside.float() * math.log(self.alpha)).expand(1, call.q.shape[1], -1)
-        return call.attend(*append_key_bias(call.q, call.k, bias, call.variant.scaling), call.v)
 
 
 class _PromptCheck:
@@ -95,10 +77,10 @@ def steered(
     the same in every sequence of a batch: sequences must not be padded on the left. With `prompt`, a text with marks or
     an object with segments or messages as in a file of `hs.spans`, it is the name of a span; the context then returns
     the prompt's token ids [1, L]. 0 < `alpha` <= 1 multiplies the weights of all other keys, and 1 changes nothing;
-    Zhang et al. (2024) use 0.01. Rows that see no key of the span keep their weights.
-    Raises BadInput for an empty or unknown span, a negative position or an alpha outside this range, and for a text
-    that ends before the span: in the next pass, in the first step of decoding or at the end of the context.
-    Raises UnsupportedModel, when the model runs, if its logits are soft-capped or its heads have learned sinks.
+    Zhang et al. (2024) use 0.01. Rows that see no key of the span keep their weights, except those of heads with a
+    learned sink, whose logit stays. Raises BadInput for an empty or unknown span, a negative position or an alpha
+    outside this range, and for a text that ends before the span: in the next pass, in the first step of decoding or at
+    the end of the context.
     """
     name, ids = "", None
     if isinstance(span, str):
@@ -111,18 +93,17 @@ def steered(
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha <= 1:
         raise BadInput(f"alpha={alpha!r} is not a factor of weights. Use a number above 0 and at most 1")
     refuse_other_head_set(model, heads, weights)
-    by_layer = heads_by_layer(model, heads)
+    chosen = layer_heads(model, heads)
     if alpha == 1:
         yield ids
         return
-    intervention = KeyScaling(torch.tensor(positions), float(alpha))
-    description = f"hs.steered({describe_heads(model, by_layer)}: tokens {_describe(positions)}, alpha {alpha:g})"
-    check = _PromptCheck(name or _describe(positions), positions[-1])
-    with capturing(model, description) as layers:
-        layers.edit_output(min(by_layer), check)
-        for layer, members in by_layer.items():
-            units = [head_unit(model.geometry, layer, head) for head in members]
-            layers.edit_output(layer, layer_output_edit(intervention, units, model.geometry))
+    span_name = _describe(positions)
+    kind = Steer(TokenSet(tuple(positions), name=span_name), float(alpha))
+    one = Edit(kind, chosen, targets_of(kind), heads_name=describe_heads(model, chosen))
+    check = _PromptCheck(name or span_name, positions[-1])
+    description = f"hs.steered({one.heads_name}: tokens {span_name}, alpha {alpha:g})"
+    with edited(model, [one], description) as layers:
+        layers.edit_output(one.layers[0], check)
         yield ids
     check.finish()
 

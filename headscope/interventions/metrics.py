@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import BadInput
-from headscope.forward.replay import Objective
+from headscope.interventions.replay import Objective
 from headscope.positions.model import Model
 from headscope.prompts.pairs import TokenPair, stored_metric_name
 

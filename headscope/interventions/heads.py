@@ -1,0 +1,65 @@
+"""Heads that an intervention acts on: names, sets and mappings as pairs of the layer's index and the head."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from headscope.errors import BadInput
+from headscope.heads import Head, HeadSet, format_head, parse_head
+from headscope.model_identity import AcceptedWeights, refuse_other_weights
+from headscope.positions.model import Model
+
+Heads = str | Mapping[int, Iterable[int]] | Iterable[str | Head]
+"""A HeadSet, names such as L18H6 (a list, or separated by commas), "all", pairs (layer, head), or a mapping from layers
+to their heads."""
+LayerHead = tuple[int, int]
+"""Index of an attention layer, and query head."""
+ALL_HEADS = "all"
+
+
+def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:
+    """The heads by index of their attention layer. Raises BadInput for a head that the model does not have."""
+    geometry = model.geometry
+    if isinstance(heads, str) and heads == ALL_HEADS:
+        return {layer: [*range(count)] for layer, count in enumerate(geometry.layer_heads)}
+    if isinstance(heads, Mapping):
+        pairs = [(layer, head) for layer, members in heads.items() for head in members]
+    else:
+        pairs = [_parse(head) for head in (re.split(r"[,\s]+", heads) if isinstance(heads, str) else heads)]
+    if not pairs:
+        raise BadInput("no heads are named. Name at least one, e.g. L18H6")
+    by_layer: dict[int, list[int]] = {}
+    for layer, head in sorted(set(pairs)):
+        if not geometry.has_head(layer, head):
+            raise BadInput(f"'{model.name}' has no head {format_head(layer, head)}. {geometry.suggest_heads(layer)}")
+        by_layer.setdefault(geometry.layer_numbers.index(layer), []).append(head)
+    return by_layer
+
+
+def layer_heads(model: Model, heads: Heads) -> tuple[LayerHead, ...]:
+    """The heads of `heads_by_layer` as pairs."""
+    return tuple((layer, head) for layer, members in heads_by_layer(model, heads).items() for head in members)
+
+
+def describe_heads(model: Model, heads: Sequence[LayerHead]) -> str:
+    """The names of heads, separated by commas, or "all heads"."""
+    if len({*heads}) == sum(model.geometry.layer_heads):
+        return "all heads"
+    numbers = model.geometry.layer_numbers
+    return ",".join(format_head(numbers[layer], head) for layer, head in heads)
+
+
+def refuse_other_head_set(model: Model, heads: Heads, weights: AcceptedWeights) -> None:
+    """Raise BadInput for a HeadSet that was measured on other weights, unless `weights` is "any"."""
+    if isinstance(heads, HeadSet) and heads.model_digests:
+        refuse_other_weights("this head set", heads.model_digests, model.identity, model.name, weights)
+
+
+def _parse(head: Any) -> Head:
+    """A head from its name or from (layer, head). Raises BadInput for anything else."""
+    if isinstance(head, tuple):
+        return head
+    try:
+        return parse_head(str(head))
+    except ValueError as error:
+        raise BadInput(str(error)) from error

@@ -1,1 +1,0 @@
-"""Activation patching and path patching: what one activation of another prompt changes."""
