@@ -82,7 +82,7 @@ class StreamingKind(ChoiceKind):
 class PatternKind(LogitKind):
     """Takes weights from another run."""
 
-    def log_weights(self, record: "AttentionRecord", heads: Tensor, rows: Tensor, keys: slice) -> tuple[Tensor, Tensor]:
+    def log_weights(self, record: "AttentionRecord", rows: Tensor, keys: slice) -> tuple[Tensor, Tensor]:
         """Log-weights of the other run [H, n, keys], and which of them replace those of the record, bool."""
         raise NotImplementedError
 
@@ -124,12 +124,11 @@ def edited_logits(record: "AttentionRecord", rows: Tensor, keys: slice) -> Tenso
             ]
         for choice in chosen:
             logits = logits.masked_fill(~choice, -torch.inf)
-    for edit, mask in edits:
-        if isinstance(edit.kind, PatternKind):
-            lse = log_sum(logits, record.sink)[..., None]
-            heads = torch.arange(len(logits), device=rows.device)
-            new, is_replaced = edit.kind.log_weights(record, heads, rows, keys)
-            logits = torch.where(mask & is_replaced, new + lse, logits)
+    patterns = [(edit.kind, mask) for edit, mask in edits if isinstance(edit.kind, PatternKind)]
+    lse = log_sum(logits, record.sink)[..., None] if patterns else logits
+    for kind, mask in patterns:
+        new, is_replaced = kind.log_weights(record, rows, keys)
+        logits = torch.where(mask & is_replaced, new + lse, logits)
     return logits
 
 

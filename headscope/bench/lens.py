@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from headscope.errors import ResourceMissing, missing_package
-from headscope.patching.activation_patching import PatchingReplay
-from headscope.patching.layer_patching import LAYER_ACTIVATIONS, LayerPatching, inspect_layer_parts
-from headscope.patching.metrics import PairTokens
+from headscope.interventions.metrics import PairTokens
+from headscope.interventions.pair_runs import PairRuns
+from headscope.interventions.parts import PART_NAMES, inspect_layer_parts
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
 
@@ -70,21 +70,25 @@ def layer_patching_calls(model: Model, bridge: Any, pair: PairTokens) -> dict[st
             _, cache = bridge.run_with_cache(clean)
             return [
                 float(value)
-                for name in LAYER_ACTIVATIONS
+                for name in PART_NAMES
                 for value in getattr(patching, f"get_act_patch_{name}")(
                     bridge, corrupted, cache, difference, **arguments
                 )
             ]
 
     def patch_with_headscope() -> list[float]:
-        replay = PatchingReplay(model, pair, "logit_diff", RESIDUAL_STREAM_MEMORY_BYTES)
-        patches = LayerPatching(replay, inspect_layer_parts(model, pair.clean))
-        with torch.no_grad(), replay.capturing():
-            return [
-                value for name in LAYER_ACTIVATIONS for *_, value in patches.patch(name, "denoising", layers, spans)
+        parts = inspect_layer_parts(model, pair.clean)
+        replay = PairRuns(model, pair, "logit_diff", RESIDUAL_STREAM_MEMORY_BYTES, parts)
+        with replay.capturing():
+            runs = [
+                replay.patch_part(name, "denoising", layer, span)
+                for name in PART_NAMES
+                for layer in layers
+                for span in spans
             ]
+            return replay.evaluate("denoising", runs)
 
-    count = f"{len(LAYER_ACTIVATIONS) * len(index)} patches"
+    count = f"{len(PART_NAMES) * len(index)} patches"
     places = f"layers {', '.join(map(str, layers))} at every position"
     return {
         f"transformer-lens get_act_patch: {count}, {places}": patch_with_lens,

@@ -9,7 +9,6 @@ tokens of the prompt are changed, not those of the answer.
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +17,12 @@ from torch import Tensor
 from headscope.attention.edits import TokenSet
 from headscope.forward.stream_store import ResidualStreamStore
 from headscope.interventions.ablation import reference_outputs
+from headscope.interventions.answer_runs import AnswerRuns
 from headscope.interventions.edits import Edit, Run
 from headscope.interventions.heads import LayerHead
 from headscope.interventions.kinds import Replace, Zero
-from headscope.interventions.metrics import Metric, PairTokens, finite_metric, metric_function
-from headscope.interventions.replay import Activations, Replay
+from headscope.interventions.metrics import Metric
+from headscope.interventions.replay import Activations
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.pairs import TokenPair
@@ -63,7 +63,7 @@ class CircuitRuns:
     """A prompt in which all but some heads have replaced outputs, one run for each set of intact heads.
 
     `replacements` are head outputs of the prompt's tokens, such as one mean, or one reference prompt per draw; values
-    are averaged over them.
+    are averaged over them. `unchanged` is the metric of the unchanged model.
     """
 
     def __init__(
@@ -75,27 +75,15 @@ class CircuitRuns:
         memory_bytes: float,
     ):
         self.model, self.replacements, self.pair = model, replacements, pair
-        tokens = PairTokens.on_device(pair, model.device)
-        self._answer = tokens.answer
-        schedule: Any = model.schedule
-        self._replay = Replay(model, schedule, tokens.clean, memory_bytes, len(pair.clean))
-        with self._replay.capturing():
-            self._replay.record_streams()
-            logits = self._replay.target_logits()
-        self._metric = metric_function(metric, tokens, logits)
-        self.unchanged = finite_metric(model, self._metric, logits, self._answer)
+        self._runs = AnswerRuns(model, pair, metric, memory_bytes)
+        self.unchanged = self._runs.unchanged
 
     def values(self, sets: Sequence[Intact]) -> list[float]:
         """The metric with only these outputs intact, for each set."""
-        by_replacement = []
-        with self._replay.capturing(), torch.no_grad():
-            for outputs in self.replacements:
-                runs = [self._complement(intact, outputs) for intact in sets]
-                by_replacement.append(self._replay.evaluate(runs, self._value))
-        return [float(value) for value in np.mean(by_replacement, axis=0)]
-
-    def _value(self, logits: torch.Tensor) -> float:
-        return finite_metric(self.model, self._metric, logits, self._answer)
+        values = [
+            self._runs.values([self._complement(intact, outputs) for intact in sets]) for outputs in self.replacements
+        ]
+        return [float(value) for value in np.mean(values, axis=0)]
 
     def _complement(self, intact: Intact, outputs: LayerOutputs) -> Run:
         """The edits that replace every output that is not intact, at the tokens of the prompt."""
@@ -163,6 +151,11 @@ class ReferenceMeans:
                 total = torch.zeros(len(z), size, z.shape[-1], dtype=torch.float64)
                 sums[layer] = sums[layer] + total.index_add_(1, columns, z.double().cpu())
         return sums, counts
+
+
+def no_outputs() -> LayerOutputs:
+    """The replacement by zeros."""
+    return _stored([], 0)
 
 
 def _stored(outputs: Sequence[Tensor], memory_bytes: float) -> LayerOutputs:

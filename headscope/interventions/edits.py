@@ -15,11 +15,13 @@ from typing import Any, cast
 from headscope.attention import backend
 from headscope.attention.edits import LayerEdit, Target, TokenSet
 from headscope.attention.logit_edits import LogitKind
+from headscope.attention.record import Geometry
 from headscope.errors import BadInput
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.heads import format_head
 from headscope.interventions.heads import Heads, LayerHead, describe_heads, layer_heads
 from headscope.interventions.kinds import targets_of
+from headscope.interventions.units import Unit
 from headscope.models.checkpoint import LoadedModel
 from headscope.positions.model import Model
 
@@ -66,6 +68,12 @@ class Edit:
             LayerEdit(self.kind, cast(Target, target), heads, self.tokens, self.label, sequences, layer)
             for target in self.targets
         ]
+
+
+def edit_units(kind: Any, units: Sequence[Unit], geometry: Geometry) -> Edit:
+    """One kind on units, at all tokens."""
+    heads = tuple(place for unit in units for place in unit.heads(geometry))
+    return Edit(kind, heads, targets_of(kind))
 
 
 Run = Sequence[Edit]

@@ -25,6 +25,7 @@ from headscope.attention.logit_edits import (
     shared_cache,
 )
 from headscope.attention.record import AttentionRecord
+from headscope.errors import BadInput
 from headscope.measures.row_sampling import query_range
 from headscope.measures.row_tile import RowTile
 from headscope.measures.sparse_rules import Rule
@@ -253,13 +254,18 @@ class RuleChoice(ChoiceKind):
 
     @property
     def needs_whole_text(self) -> bool:  # type: ignore[override]
-        return self.rule.needs_whole_text
+        return self.rule.depends_on_later_queries
 
     @property
     def is_layer_wide(self) -> bool:  # type: ignore[override]
         return self.rule.is_layer_wide
 
     def choose(self, record: AttentionRecord, rows: Tensor, keys: slice, logits: Tensor, edit: LogitEdit) -> Tensor:
+        if self.rule.needs_whole_text and record.first_key > 0:
+            raise BadInput(
+                f"rule '{self.rule}' chooses keys by the whole text, and the cache of this pass has dropped its first "
+                f"{record.first_key:,} tokens. Pass use_cache=False, or use another rule"
+            )
         cache = shared_cache(record)
         if self.rule.needs_log_sums and "with log sums" not in cache:
             cache["with log sums"] = with_log_sums(record)
@@ -281,24 +287,26 @@ def with_log_sums(record: AttentionRecord) -> AttentionRecord:
 
 @dataclass(frozen=True, eq=False)
 class RunPattern(PatternKind):
-    """Takes attention weights of another run: whole rows, or single entries.
+    """Takes attention weights of another run: whole rows, or the weights on one key.
 
-    `records` by layer are those of the other run. Token i takes row i + shift, and key j column j + shift. `entry` is a
-    (query token, key token) of the edited run: only this weight is taken, and the row is not normalised again.
+    `records` by layer are those of the other run. Token i takes row i + shift, and key j column j + shift. With `key`,
+    a token of the edited run, only the weights on it are taken, and rows are not normalised again.
     """
 
     records: Mapping[int, AttentionRecord]
     shift: int = 0
-    entry: tuple[int, int] | None = None
+    key: int | None = None
     name: ClassVar[str] = "pattern"
     targets: ClassVar[Targets] = ("logits",)
 
-    def log_weights(self, record: AttentionRecord, heads: Tensor, rows: Tensor, keys: slice) -> tuple[Tensor, Tensor]:
-        source = self.records[record.layer]
-        queries = query_range(record)
-        tokens = rows + queries.start
-        key_tokens = record.first_key + torch.arange(keys.start, keys.stop, device=rows.device)
-        own, own_keys = tokens + self.shift - query_range(source).start, key_tokens + self.shift - source.first_key
+    def log_weights(self, record: AttentionRecord, rows: Tensor, keys: slice) -> tuple[Tensor, Tensor]:
+        source, first_key = self.records[record.layer], record.first_key
+        own = rows + query_range(record).start + self.shift - query_range(source).start
+        stop = first_key + keys.stop
+        tokens = torch.arange(first_key + keys.start, stop, device=rows.device)
+        if self.key is not None:
+            tokens = torch.tensor([min(self.key, stop - 1)], device=rows.device)
+        own_keys = tokens + self.shift - source.first_key
         exists = (own >= 0) & (own < source.q.shape[1])
         has_key = (own_keys >= 0) & (own_keys < source.k.shape[1])
         at, at_keys = own.clamp(0, source.q.shape[1] - 1), own_keys.clamp(0, source.k.shape[1] - 1)
@@ -306,9 +314,10 @@ class RunPattern(PatternKind):
         new = logits - source.lse[:, at, None]
         if record.head_numbers is not None:
             new = new[record.head_numbers.to(new.device)]
-        is_replaced = exists[:, None] & torch.ones_like(has_key)
-        if self.entry is not None:
-            is_replaced = (tokens == self.entry[0])[:, None] & (key_tokens == self.entry[1])
+        is_replaced = exists[:, None].expand(-1, keys.stop - keys.start)
+        if self.key is not None:
+            is_key = torch.arange(first_key + keys.start, stop, device=rows.device) == self.key
+            is_replaced, new = is_replaced & is_key, new.expand(-1, -1, keys.stop - keys.start)
         return new, is_replaced[None]
 
 

@@ -30,6 +30,7 @@ from headscope.interventions.metrics import Metric, PairTokens, finite_metric, m
 from headscope.interventions.parts import PartName, ReplacePart
 from headscope.interventions.replay import ActivationName, Objective, Replay
 from headscope.interventions.units import Unit, head_units, kv_group_units
+from headscope.measures.row_sampling import query_range
 from headscope.positions.model import Model
 from headscope.prompts.pairs import stored_metric_name
 
@@ -77,6 +78,7 @@ class PairRuns:
             for replay in replays:
                 replay.record_streams()
             clean_logits, corrupted_logits = (replay.target_logits() for replay in replays)
+        self._patterns: dict[tuple[Direction, int], RunPattern] = {}
         self.metric = metric_function(metric, pair, clean_logits)
         self.clean_value, self.corrupted_value = self.value(clean_logits), self.value(corrupted_logits)
 
@@ -97,11 +99,13 @@ class PairRuns:
         """The metric of the logits [n, vocabulary] that predict the answer's tokens."""
         return finite_metric(self.model, self.metric, logits, self.pair.answer)
 
-    def evaluate(self, direction: Direction, runs: Sequence[Run]) -> list[float]:
-        """The metric of every run with its patches."""
+    def evaluate(
+        self, direction: Direction, runs: Sequence[Run], on_progress: Callable[[int], None] | None = None
+    ) -> list[float]:
+        """The metric of every run with its patches. `on_progress` gets the number of runs after every batch."""
         run, _ = self.run_and_source(direction)
         with torch.no_grad():
-            return run.evaluate(runs, self.value)
+            return run.evaluate(runs, self.value, on_progress)
 
     def estimate(self, direction: Direction, runs: Sequence[Run]) -> list[float]:
         """The estimated change of the metric by the patches of every run."""
@@ -156,9 +160,41 @@ class PairRuns:
         """
         run, source = self.run_and_source(direction)
         first = self.pair.aligned_positions(run.ids).start
-        pattern = RunPattern(source.records(), self._shift(direction), (first + query, first + key))
-        tokens = TokenSet((first + query,))
-        return [Edit(pattern, unit.heads(self.model.geometry), ("logits",), tokens)]
+        pattern = self._patterns.setdefault(
+            (direction, key), RunPattern(source.records(), self._shift(direction), first + key)
+        )
+        return [Edit(pattern, unit.heads(self.model.geometry), ("logits",), TokenSet((first + query,)))]
+
+    def estimate_entries(self, direction: Direction) -> list[Tensor]:
+        """The estimated change of the metric by every `patch_entry`, [H, n, n] float64 by layer, n aligned positions.
+
+        The gradient with respect to the head's output, times the change of the weight, times the key's value.
+        """
+        run, source = self.run_and_source(direction)
+        objectives, combine = self.expansion(direction)
+        records = run.records(), source.records()
+        keys = [
+            torch.tensor([*self.pair.aligned_positions(replay.ids)][: self.pair.aligned]) for replay in (run, source)
+        ]
+        estimates = [torch.empty(0)] * self.model.geometry.layers
+
+        def add_layer(layer: int, z: Tensor, call: backend.AttentionCall, gradients: list[Tensor]) -> None:
+            weights = []
+            for record, own in zip((of_run[layer] for of_run in records), keys, strict=True):
+                rows = own - query_range(record).start
+                of_rows = record.weights(rows.clamp(min=0).to(record.q.device))[..., own.to(record.q.device)]
+                weights.append(of_rows.double() * (rows >= 0).to(of_rows.device)[:, None])  # shared rows do not change
+            change, rows = weights[1] - weights[0], keys[0] - self.run_and_source(direction)[0].start
+            values = call.v[0].repeat_interleave(len(change) // call.v.shape[1], 0)[:, keys[0].to(z.device)].double()
+            computed = (rows >= 0).nonzero()[:, 0].to(z.device)
+            derivatives = torch.zeros(len(gradients), *change.shape, dtype=torch.float64, device=z.device)
+            for number, gradient in enumerate(gradients):
+                products = gradient[0][:, rows.clamp(min=0).to(z.device)].double() @ values.mT
+                derivatives[number][:, computed] = (change * products)[:, computed]
+            estimates[layer] = combine(derivatives.cpu())
+
+        run.backpropagate(objectives, add_layer)
+        return estimates
 
     def patch_part(self, part: PartName, direction: Direction, layer: int, span: range | None = None) -> Run:
         """The edit that takes a part of a decoder layer from the other run, at a span of aligned prompt positions."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,7 @@ from headscope.positions.schedule import FixedSchedule
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 """(logits [n, vocabulary] float32, target tokens [n]) -> a sum over these positions."""
+T = TypeVar("T")
 ActivationName = Literal["z", "q", "k", "v"]
 
 POSITIONS_PER_CHUNK = 128
@@ -251,23 +252,34 @@ class Replay:
             self._part_values[part] = values
         return self._part_values[part]
 
-    def losses(self, runs: Sequence[Run]) -> Tensor:
-        """Loss of each target token in nats of every run, [runs, L - first_target] float32."""
-        rows: list[Tensor] = [torch.empty(0)] * len(runs)
+    def losses(self, runs: Sequence[Run]) -> Iterator[tuple[int, Tensor]]:
+        """The number of every run, in ascending order of first layers, and its loss of each target token in nats.
+
+        Losses are [L - first_target], float32.
+        """
         for numbers, hidden in self._batches(runs):
             for number, of_run in zip(numbers, hidden, strict=True):
-                losses = [token_losses(logits, tokens) for logits, tokens in self._logits_and_targets(of_run[None])]
-                rows[number] = torch.cat(losses)
-        losses = torch.stack(rows)
-        refuse_non_finite_losses(self.model, losses.cpu())
-        return losses
+                parts = [token_losses(logits, tokens) for logits, tokens in self._logits_and_targets(of_run[None])]
+                losses = torch.cat(parts)
+                refuse_non_finite_losses(self.model, losses.cpu())
+                yield number, losses
 
-    def evaluate(self, runs: Sequence[Run], metric: Callable[[Tensor], float]) -> list[float]:
-        """A metric of the logits [L - first_target, vocabulary] that predict the targets, of every run."""
+    def evaluate(
+        self,
+        runs: Sequence[Run],
+        metric: Callable[[Tensor], float],
+        on_progress: Callable[[int], None] | None = None,
+    ) -> list[float]:
+        """A metric of the logits [L - first_target, vocabulary] that predict the targets, of every run.
+
+        `on_progress` gets the number of runs of every batch after it.
+        """
         values = [0.0] * len(runs)
         for numbers, hidden in self._batches(runs):
             for number, logits in zip(numbers, self._logits(hidden), strict=True):
                 values[number] = metric(logits)
+            if on_progress is not None:
+                on_progress(len(numbers))
         return values
 
     def target_logits(self, run: Run = ()) -> Tensor:
@@ -426,9 +438,7 @@ class Replay:
         """The predicting positions, in chunks."""
         return predicting_position_slices(self.ids, self._chunk_length, self.first_target - 1)
 
-    def estimate(
-        self, runs: Sequence[Run], objectives: Sequence[Objective], combine: Callable[[Tensor], float]
-    ) -> list[float]:
+    def estimate(self, runs: Sequence[Run], objectives: Sequence[Objective], combine: Callable[[Tensor], T]) -> list[T]:
         """Estimated change by every run, from gradients: <gradient, edited activation - activation>.
 
         The edited head outputs are exact, softmax included; only what follows is linearised (AtP*, Kramar et al. 2024).
@@ -462,7 +472,8 @@ class Replay:
             change = call.outputs_with([edit for _, edits, _ in pack for edit in edits], z).float() - z.float()
             products = torch.stack([(change * gradient.float()).sum(-1)[0].double().cpu() for gradient in gradients])
             for number, _, rows in pack:
-                totals[number] += (products * rows).sum(1)
+                heads = rows.any(1)
+                totals[number] += (products[:, heads] * rows[heads]).sum(1)
 
     def _add_products_of_parts(self, runs: Sequence[Run], objectives: Sequence[Objective], totals: Tensor) -> None:
         """Add <gradient, change> of parts of decoder layers to the totals [runs, objectives, n]."""

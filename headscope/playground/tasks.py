@@ -17,14 +17,17 @@ from torch import Tensor
 from headscope.attention.record import AttentionRecord
 from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import BadInput
-from headscope.forward.ablation import ablated, ablation_edit, heads_by_layer, reference_outputs, reference_tokens
 from headscope.forward.capture import capturing
 from headscope.forward.logits import finite_hidden_states, logits_and_targets, next_token_logits, token_losses
 from headscope.heads import Head, format_head
+from headscope.interventions.ablation import MEAN_OF_TEXT, ablated, reference_outputs, reference_tokens
+from headscope.interventions.edits import edit, edited
+from headscope.interventions.kinds import Replace, mean_over_tokens
+from headscope.interventions.metrics import PairTokens
+from headscope.interventions.pair_runs import PairRuns
+from headscope.interventions.units import head_units
 from headscope.measures.detectors import attention_weights_at
 from headscope.models.checkpoint import evaluating
-from headscope.patching.activation_patching import PatchingReplay
-from headscope.patching.metrics import PairTokens
 from headscope.playground.model_session import ModelSession
 from headscope.playground.prompt_predictions import MAX_PICTURE_TOKENS, MAX_TOKENS, PromptPrediction
 from headscope.positions.attach import attached
@@ -194,9 +197,13 @@ def patching_estimate(
         prompt_ids(opened, text)
     texts = PromptPair("prompts", prompt, corrupted, answer, wrong, location="the prompts")
     pair = tokenize_pair(opened.tokenizer, texts, needs_one_token=True, needs_wrong=True)
-    replay = PatchingReplay(opened, PairTokens.on_device(pair, opened.device), "logit_diff", 2**30)
+    replay = PairRuns(opened, PairTokens.on_device(pair, opened.device), "logit_diff", 2**30)
     with replay.capturing():
-        changes = replay.estimate(["z"], "denoising", [None])["z"][..., 0]
+        units = head_units(opened.geometry)
+        estimates = replay.estimate("denoising", [replay.patch("z", "denoising", [unit]) for unit in units])
+    changes = torch.zeros(opened.geometry.layers, opened.geometry.heads, dtype=torch.float64)
+    for unit, estimate in zip(units, estimates, strict=True):
+        changes[unit.layer, unit.head] = estimate
     difference = replay.clean_value - replay.corrupted_value
     if abs(difference) < 1e-3:
         raise BadInput(
@@ -274,24 +281,21 @@ def attached_and_ablated(
         stack.enter_context(attached(model))
         stack.enter_context(evaluating(model))
         if heads and kind == "mean":
-            means = _mean_outputs(session, label)  # hs.ablated would read the reference text every time
-            layers = stack.enter_context(capturing(model))
-            for layer, members in heads_by_layer(model, heads).items():
-                layers.edit_output(layer, ablation_edit("mean", members, means[layer], torch.Generator()))
+            mean = _mean_ablation(session, label)  # hs.ablated would read the reference text every time
+            stack.enter_context(edited(model, [edit(model, mean, heads)]))
         elif heads:
             stack.enter_context(ablated(model, heads, kind))
         yield
 
 
-def _mean_outputs(session: ModelSession, label: str) -> dict[int, Tensor]:
-    """The mean output z [H, 1, d] of every head on the reference text, by layer index. The scheme is attached."""
-    if ("mean outputs", label) not in session.cache:
+def _mean_ablation(session: ModelSession, label: str) -> Replace:
+    """Mean ablation by the means of every head on the reference text. The scheme is attached."""
+    if ("mean ablation", label) not in session.cache:
         model = session.model(label)
         ids = reference_tokens(model, model.tokenizer, ABLATION_TEXT)
         outputs = reference_outputs(model, range(model.geometry.layers), ids)
-        means = {layer: z.float().mean(1, keepdim=True).to(z.dtype) for layer, z in outputs.items()}
-        session.cache["mean outputs", label] = means
-    cached: dict[int, Tensor] = session.cache["mean outputs", label]
+        session.cache["mean ablation", label] = mean_over_tokens(outputs, MEAN_OF_TEXT)
+    cached: Replace = session.cache["mean ablation", label]
     return cached
 
 

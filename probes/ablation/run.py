@@ -2,34 +2,26 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from headscope.attention.backend import OutputEdit
+from headscope.attention.edits import TokenSet
+from headscope.attention.logit_edits import StreamingKind
 from headscope.errors import BadInput
-from headscope.forward.ablation import (
-    AblationKind,
-    ablation_edit,
-    edit_at,
-    heads_by_layer,
-    random_heads,
-    reference_outputs,
-    reference_tokens,
-    replacement_edit,
-)
-from headscope.forward.free_memory import in_batches, runs_per_batch
-from headscope.forward.interventions import StreamingAttention, edit_by_run, head_unit, layer_output_edit
-from headscope.forward.replay import Replay
 from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads
 from headscope.heads import HeadSet
+from headscope.interventions.ablation import MEAN_OF_TEXT, reference_outputs, reference_tokens
+from headscope.interventions.answer_runs import AnswerRuns
+from headscope.interventions.edits import Edit
+from headscope.interventions.heads import LayerHead, heads_by_layer, random_heads
+from headscope.interventions.kinds import Replace, Zero, mean_over_tokens, targets_of
 from headscope.model_identity import refuse_other_weights
-from headscope.patching.metrics import Metric, PairTokens, finite_metric, metric_function
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
@@ -45,7 +37,6 @@ from headscope.prompts.pair_sets import (
 from headscope.prompts.pairs import METRICS_OF_ONE_TOKEN, METRICS_WITH_WRONG, TokenPair, stored_metric_name
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.arrow import Rows
-from headscope.streaming import StreamingWindow
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from probes.ablation.schema import ABLATION, ABLATION_SETS, POSITIONS_MARK, AblationOptions
@@ -54,10 +45,6 @@ log = logging.getLogger("headscope")
 
 RESIDUAL_STREAM_MEMORY_BYTES = 2**30
 """Memory for the residual streams of a prompt; the rest is on disk."""
-
-
-EditOfHeads = Callable[[int, list[int]], OutputEdit]
-"""(attention layer, heads) -> the edit of that layer's head outputs that ablates these heads."""
 
 
 @dataclass(frozen=True)
@@ -100,17 +87,18 @@ class AblationRunner:
         assert cell.model is not None
         pairs = self._pair_set(cell.model, cell.work.prompts)
         pair, heads = pairs.build(cell.work.index), self._heads(model, cell.model)
-        replay = _AnswerReplay(model, pair, self.options.metric)
+        replay = AnswerRuns(model, pair, self.options.metric, RESIDUAL_STREAM_MEMORY_BYTES)
         single_heads: list[dict[str, Any]] = []
         sets: list[dict[str, Any]] = []
         units = [_head_columns(model, layer, head) for layer, members in heads.items() for head in members]
         head_sets = self._head_sets(heads, model, cell.work.index)
         for kind in self.options.kinds:
             singles, together = [], []
-            for edits in self._edits(kind, cell, model):
-                edits = self._at_positions(edits, pair)
-                singles.append([*self._single_values(replay, heads, edits, cell.cost)])
-                together.append(replay.values_of_sets([_edits_of_set(head_set, edits) for head_set in head_sets]))
+            for edit in self._edits(kind, cell, model):
+                runs = [[self._edit(edit, [place], pair)] for place in _places(heads)]
+                share = cell.cost / (len(runs) * self._draw_count + 1)
+                singles.append(replay.values(runs, lambda done, share=share: self.context.advance(done * share)))
+                together.append(replay.values([[self._edit(edit, _places(one), pair)] for one in head_sets]))
             single_heads += [
                 {"kind": self._stored_kind(kind), **unit, "metric_after": value}
                 for unit, value in zip(units, np.mean(singles, axis=0), strict=True)
@@ -130,12 +118,13 @@ class AblationRunner:
         """The kind of ablation with its positions, unless these are all."""
         return kind if "all" in self.options.positions else f"{kind}{POSITIONS_MARK}{','.join(self.options.positions)}"
 
-    def _at_positions(self, edits: EditOfHeads, pair: TokenPair) -> EditOfHeads:
-        """The ablations at the chosen positions of the prompt of a pair."""
-        if "all" in self.options.positions:
-            return edits
-        tokens = sorted({token for name in self.options.positions for token in pair.span(name, [ALL_TOKENS])})
-        return lambda layer, heads: edit_at(edits(layer, heads), tokens)
+    def _edit(self, kind: Any, places: Sequence[LayerHead], pair: TokenPair) -> Edit:
+        """The ablation of heads at the chosen positions of the prompt of a pair."""
+        tokens = TokenSet()
+        if "all" not in self.options.positions:
+            chosen = {token for name in self.options.positions for token in pair.span(name, [ALL_TOKENS])}
+            tokens = TokenSet(tuple(sorted(chosen)))
+        return Edit(kind, tuple(places), targets_of(kind), tokens)
 
     def _head_sets(self, heads: Mapping[int, list[int]], model: Model, index: int) -> list[Mapping[int, list[int]]]:
         """The named heads, then random sets of as many other heads of the same layers, if every layer has so many."""
@@ -171,32 +160,20 @@ class AblationRunner:
         kinds = self.options.kinds
         return len(kinds) + (self.options.draws - 1 if "resample" in kinds else 0)
 
-    def _single_values(
-        self, replay: "_AnswerReplay", heads: Mapping[int, list[int]], edits: EditOfHeads, cost: float
-    ) -> Iterator[float]:
-        """The metric with each head ablated by itself; reports progress after every layer."""
-        for layer, members in heads.items():
-            yield from replay.values_of(layer, [edits(layer, [head]) for head in members])
-            self.context.advance(cost / (len(heads) * self._draw_count + 1))
-
-    def _edits(self, kind: AblationKind | Literal["streaming"], cell: Cell, model: Model) -> Iterator[EditOfHeads]:
+    def _edits(self, kind: str, cell: Cell, model: Model) -> Iterator[Any]:
         """The ablations of a kind: one, or for resample one per other prompt."""
         assert cell.model is not None
-        if kind == "streaming":
-            window, geometry = StreamingWindow(self.options.sink, self.options.recent), model.geometry
-            yield lambda layer, heads: layer_output_edit(
-                StreamingAttention(window), [head_unit(geometry, layer, head) for head in heads], geometry
-            )
-            return
-        if kind != "resample":
-            outputs = self._reference_outputs(cell.model, model) if kind == "mean" else {}
-            yield lambda layer, heads: ablation_edit(kind, heads, outputs.get(layer), torch.Generator())
-            return
-        for pair in self._other_prompts(cell.model, cell.work):
-            with attached(model):
-                layers, tokens = [*self._heads(model, cell.model)], [*pair.clean.tolist(), *pair.answer.tolist()]
-                other = reference_outputs(model, layers, tokens)
-            yield lambda layer, heads, other=other: replacement_edit(heads, other[layer])  # type: ignore[misc]
+        if kind == "zero":
+            yield Zero()
+        elif kind == "streaming":
+            yield StreamingKind(self.options.sink, self.options.recent)
+        elif kind == "mean":
+            yield mean_over_tokens(self._reference_outputs(cell.model, model), MEAN_OF_TEXT)
+        else:
+            for pair in self._other_prompts(cell.model, cell.work):
+                with attached(model):
+                    layers, tokens = [*self._heads(model, cell.model)], [*pair.clean.tolist(), *pair.answer.tolist()]
+                    yield Replace("resample", reference_outputs(model, layers, tokens), length=len(tokens))
 
     def _other_prompts(self, label: str, work: _AblationWork) -> Iterator[TokenPair]:
         """At most `draws` other prompts of the same number of tokens, drawn with the study's seed."""
@@ -299,52 +276,9 @@ class AblationRunner:
         return self._pair_sets[label, source]
 
 
-class _AnswerReplay:
-    """One prompt and its answer after a full pass, under the model's scheme."""
-
-    def __init__(self, model: Model, pair: TokenPair, metric: Metric):
-        ids = torch.from_numpy(np.concatenate([pair.clean, pair.answer]).astype(np.int64)).to(model.device)[None]
-        self.answer, wrong = (torch.from_numpy(t.astype(np.int64)).to(model.device) for t in (pair.answer, pair.wrong))
-        schedule: Any = model.schedule
-        self._replay = Replay(model, schedule, ids, RESIDUAL_STREAM_MEMORY_BYTES, len(pair.clean))
-        with self._replay.capturing():
-            self._replay.record_streams()
-            logits = self._replay.target_logits({})
-        self._metric = metric_function(metric, PairTokens(ids, ids, self.answer, wrong, len(pair.clean)), logits)
-        self.unchanged = self._finite_metric(logits)
-        """The metric of the unchanged model."""
-
-    def values_of(self, layer: int, edits: Sequence[OutputEdit]) -> list[float]:
-        """The metric with each of these edits of one attention layer by itself."""
-        with self._replay.capturing():
-            z, call = self._replay.attention(layer)
-            outputs = (
-                torch.cat([edit(z, call) for edit in members]) for members in in_batches(edits, self._batch_size)
-            )
-            logits = torch.cat([self._replay.target_logits_of(layer, variants) for variants in outputs])
-        return [self._finite_metric(row_logits) for row_logits in logits]
-
-    def values_of_sets(self, sets: Sequence[Mapping[int, OutputEdit]]) -> list[float]:
-        """The metric with each set of edits. All sets edit the same attention layers."""
-        values: list[float] = []
-        with self._replay.capturing():
-            for batch in in_batches(sets, self._batch_size):
-                edits = {layer: edit_by_run([members[layer] for members in batch]) for layer in batch[0]}
-                logits = self._replay.target_logits_of_edits(edits, len(batch))
-                values += [self._finite_metric(row_logits) for row_logits in logits]
-        return values
-
-    @property
-    def _batch_size(self) -> int:
-        return runs_per_batch(self._replay.model, self._replay.ids.shape[1])
-
-    def _finite_metric(self, logits: torch.Tensor) -> float:
-        return finite_metric(self._replay.model, self._metric, logits, self.answer)
-
-
-def _edits_of_set(head_set: Mapping[int, list[int]], edits: EditOfHeads) -> dict[int, OutputEdit]:
-    """The edits by attention layer that ablate all heads of a set."""
-    return {layer: edits(layer, members) for layer, members in head_set.items()}
+def _places(heads: Mapping[int, Sequence[int]]) -> list[LayerHead]:
+    """Heads by attention layer as pairs of a layer and a head."""
+    return [(layer, head) for layer, members in heads.items() for head in members]
 
 
 def _head_columns(model: Model, layer: int, head: int) -> dict[str, int]:

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from headscope.errors import BadInput
-from headscope.patching.complement_ablation import LayerOutputs, ReferenceMeans, outputs_of_prompt, token_classes
+from headscope.interventions.circuit import LayerOutputs, ReferenceMeans, no_outputs, outputs_of_prompt, token_classes
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import PairSet
 from headscope.prompts.pairs import TokenPair
@@ -78,7 +78,7 @@ class Reference:
     def replacements(self, model: Model, memory_bytes: float) -> Iterator[Sequence[LayerOutputs]]:
         """For each prompt the replaced outputs: one mean, one reference prompt per draw, or none for zeros."""
         if self.options.complement == "zero":
-            yield from ([LayerOutputs(0)] for _ in self.prompts)
+            yield from ([no_outputs()] for _ in self.prompts)
         elif self.options.complement == "resample":
             for index in range(len(self.prompts)):
                 drawn = self._draws_for(index)

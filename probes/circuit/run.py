@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 
 from headscope.errors import BadInput
-from headscope.forward.ablation import heads_by_layer
 from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads
 from headscope.heads import format_head
+from headscope.interventions.circuit import CircuitRuns, Intact, Member
+from headscope.interventions.heads import heads_by_layer
 from headscope.model_identity import refuse_other_weights
-from headscope.patching.complement_ablation import ComplementReplay, Intact, Member
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
 from headscope.prompts.pair_sets import PairSet, check_set_names, load_pair_set
@@ -113,11 +113,11 @@ class CircuitRunner:
     def _greedy_steps(self, size: int) -> int:
         return min(self.options.greedy, size - 1)
 
-    def _replays(self, model: Model, pairs: PairSet, reference: Reference) -> list[ComplementReplay]:
+    def _replays(self, model: Model, pairs: PairSet, reference: Reference) -> list[CircuitRuns]:
         """The prompts with what replaces the outputs of the heads that are ablated."""
         memory = RESIDUAL_STREAM_MEMORY_BYTES / len(pairs)
         return [
-            ComplementReplay(model, pairs.build(index), self.options.metric, outputs, memory)
+            CircuitRuns(model, pairs.build(index), self.options.metric, outputs, memory)
             for index, outputs in enumerate(reference.replacements(model, memory))
         ]
 
@@ -197,7 +197,7 @@ class _Prompts:
 
     def __init__(
         self,
-        replays: Sequence[ComplementReplay],
+        replays: Sequence[CircuitRuns],
         circuit: Sequence[Member],
         advance: Callable[[int], None],
     ):

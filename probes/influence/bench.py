@@ -4,16 +4,16 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
 
-from headscope.attention.backend import AttentionCall
-from headscope.forward.interventions import Component, PositionReset, Unit, kv_group_units, layer_output_edit
-from headscope.forward.logits import token_losses
-from headscope.forward.replay import Replay
+from headscope.interventions.edits import edit_units
+from headscope.interventions.position_kinds import Component, PositionReset
+from headscope.interventions.replay import Replay
+from headscope.interventions.units import Unit, kv_group_units
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
+from probes.influence.gradient_estimate import estimate_effects
 
 BENCHMARK_UNITS = 6
 """Units that are reset one at a time; the cost of a sweep is proportional to its units."""
@@ -39,23 +39,18 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
             model.module(ids, use_cache=False)
 
     def estimate() -> None:
-        def multiply_gradients(layer: int, z: Tensor, call: AttentionCall, gradients: list[Tensor]) -> None:
-            units = [unit for unit in kv_group_units(model.geometry) if unit.layer == layer]
-            for reset in resets:
-                (gradients[0] * (layer_output_edit(reset, units, model.geometry)(z, call) - z)).sum(-1)
-
+        units = kv_group_units(model.geometry)
+        runs = [[edit_units(reset, [unit], model.geometry)] for reset in resets for unit in units]
         estimate_replay = Replay(model, schedule, ids, memory_bytes=RESIDUAL_STREAM_MEMORY_BYTES)
         with estimate_replay.capturing():
             estimate_replay.record_streams()
-            estimate_replay.backpropagate(
-                [lambda logits, tokens: token_losses(logits, tokens).sum()], multiply_gradients
-            )
+            estimate_effects(estimate_replay, runs, 0, 0)
 
     def evaluate() -> None:
         layers = model.geometry.layers
         with replay.capturing():
             for unit in (Unit((2 * n + 1) * layers // (2 * BENCHMARK_UNITS), 0) for n in range(BENCHMARK_UNITS)):
-                replay.losses({unit.layer: layer_output_edit(resets[-1], [unit], model.geometry)})
+                list(replay.losses([[edit_units(resets[-1], [unit], model.geometry)]]))
 
     return {
         "plain forward with logits": plain,

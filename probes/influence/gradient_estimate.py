@@ -7,78 +7,42 @@ predictions; that is the curvature of KL(adapted || changed), the Fisher form of
 is squared separately, which omits joint effects of two positions and lowers the variance for few draws.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from headscope.attention import backend
-from headscope.forward.interventions import Intervention, Unit, kv_group_units, layer_output_edit
-from headscope.forward.replay import Objective, Replay
+from headscope.interventions.edits import Run
+from headscope.interventions.replay import Objective, Replay
 
 CURVATURE_DRAWS = 2
 """Draws of tokens for a second-order term; each costs a backward pass."""
 
-InterventionKey = TypeVar("InterventionKey")
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class EffectEstimate:
-    """Terms of one intervention's effect on the mean loss, nats per token, float64.
+    """Estimates of one run's effect on the mean loss, nats per token; equal without draws for the second order."""
 
-    head_slopes [T, H] by layer and head; head_curvatures [T, H] and group_curvatures [T, G], zero without draws.
+    first_order: float
+    second_order: float
+
+
+def estimate_effects(replay: Replay, runs: Sequence[Run], draws: int, seed: int) -> list[EffectEstimate]:
+    """The estimates of every run of one recorded text. Call inside `replay.capturing`.
+
+    Costs a recomputation of the pass, 1 + `draws` backward passes, and an attention pass for each kind of edit.
     """
+    tokens = replay.target_count
 
-    head_slopes: Tensor
-    head_curvatures: Tensor
-    group_curvatures: Tensor
-
-    def first_order(self, unit: Unit, heads: slice) -> float:
-        """The first-order estimate for a unit, whose heads are `heads` of its layer."""
-        return float(self.head_slopes[unit.layer, heads].sum())
-
-    def second_order(self, unit: Unit, heads: slice) -> float:
-        """The estimate with its second-order term."""
-        is_group = heads.stop - heads.start > 1
-        term = (
-            self.group_curvatures[unit.layer, unit.kv_group]
-            if is_group
-            else self.head_curvatures[unit.layer, heads.start]
-        )
-        return self.first_order(unit, heads) + float(term)
-
-
-def estimate_effects(
-    replay: Replay, interventions: Mapping[InterventionKey, Intervention], draws: int, seed: int
-) -> dict[InterventionKey, EffectEstimate]:
-    """The estimates of every intervention on one recorded text. Call inside `replay.capturing`.
-
-    Costs a recomputation of the pass, 1 + `draws` backward passes, and an attention pass for each intervention.
-    """
-    geometry, tokens = replay.model.geometry, replay.target_count
-    layers, heads, kv_groups = geometry.layers, geometry.heads, geometry.kv_groups
-    estimates = {
-        key: EffectEstimate(*(torch.zeros(layers, n, dtype=torch.float64) for n in (heads, heads, kv_groups)))
-        for key in interventions
-    }
-
-    def add_layer(layer: int, z: Tensor, call: backend.AttentionCall, gradients: Sequence[Tensor]) -> None:
-        units = [unit for unit in kv_group_units(geometry) if unit.layer == layer]
-        for key, intervention in interventions.items():
-            change = layer_output_edit(intervention, units, geometry)(z, call).float() - z.float()
-            slope, *sampled_slopes = ((gradient.float() * change).sum(-1)[0].double().cpu() for gradient in gradients)
-            sums = estimates[key]
-            sums.head_slopes[layer, : len(slope)] = slope.sum(-1) / tokens
-            for sampled in sampled_slopes:
-                by_group = sampled.view(geometry.layer_kv_groups[layer], -1, sampled.shape[-1]).sum(1)
-                for term, product in ((sums.head_curvatures, sampled), (sums.group_curvatures, by_group)):
-                    term[layer, : len(product)] += product.square().sum(-1) / (2 * len(sampled_slopes) * tokens)
+    def combine(products: Tensor) -> EffectEstimate:
+        slope, *sampled = products
+        first = float(slope.sum()) / tokens
+        curvature = sum(float(products.square().sum()) for products in sampled) / (2 * max(1, draws) * tokens)
+        return EffectEstimate(first, first + curvature)
 
     objectives = [text_loss, *(sampled_loss(seed * CURVATURE_DRAWS + number) for number in range(draws))]
-    replay.backpropagate(objectives, add_layer)
-    return estimates
+    return replay.estimate(runs, objectives, combine)
 
 
 def text_loss(logits: Tensor, tokens: Tensor) -> Tensor:

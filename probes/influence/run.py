@@ -17,7 +17,7 @@ import torch
 
 from headscope.effects.ranking import select_units
 from headscope.errors import BadInput
-from headscope.forward.interventions import Unit
+from headscope.interventions.units import Unit
 from headscope.positions.model import Model, load
 from headscope.prompts.texts import TokenDocument
 from headscope.runs.arrow import Rows

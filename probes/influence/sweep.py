@@ -3,42 +3,31 @@ or sets of units together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.backend import OutputEdit
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.forward.free_memory import in_batches, runs_per_batch
-from headscope.forward.interventions import (
-    ABLATIONS,
-    QKV,
+from headscope.heads import parse_head
+from headscope.interventions.ablation import parse_ablation
+from headscope.interventions.edits import edit_units
+from headscope.interventions.kinds import DocumentMean, InputsFunction, Uniform, Zero
+from headscope.interventions.position_kinds import (
     QUANTIZATION_BITS,
-    WHOLE_GROUP,
     Component,
-    Intervention,
     KVQuantization,
     PairUnrotation,
     PairZeroAblation,
     PositionReset,
-    StreamingAttention,
-    Unit,
-    batch_output_edit,
-    head_unit,
-    head_units,
-    kv_group_units,
-    layer_output_edit,
-    qkv_intervention,
 )
-from headscope.forward.replay import Replay
-from headscope.heads import parse_head
+from headscope.interventions.replay import Replay
+from headscope.interventions.units import WHOLE_GROUP, Unit, head_unit, head_units, kv_group_units
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import FixedSchedule, Schedule
-from headscope.streaming import StreamingWindow, is_streaming
+from headscope.streaming import is_streaming
 from probes.influence import bands
 from probes.influence.gradient_estimate import CURVATURE_DRAWS, estimate_effects
 from probes.influence.schema import NAMED_SET_PREFIX, InfluenceOptions
@@ -46,10 +35,12 @@ from probes.influence.schema import NAMED_SET_PREFIX, InfluenceOptions
 ComponentKey = tuple[str, str]
 """(component, target) as in the tables."""
 Row = dict[str, Any]
-QKVEdit = Callable[[Tensor, Tensor, Tensor, int], QKV]
+QKVEdit = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
 RESETS = ("joint", "freq", "scale")
 """Default components of a model with an AdaRoPE adapter; of other models, zero ablation."""
 NO_TARGET = "none"
+ABLATIONS: Mapping[str, Any] = {"zero": Zero(), "mean": DocumentMean(), "uniform": Uniform()}
+"""Ablations by name, for any model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +49,7 @@ class Sweep:
 
     model: Model
     schedule: Any
-    interventions: Mapping[ComponentKey, Intervention]
+    interventions: Mapping[ComponentKey, Any]
     units: Mapping[ComponentKey, list[Unit]]
     named_sets: Mapping[str, list[Unit]] = field(default_factory=dict)
     """Named sets of heads."""
@@ -67,19 +58,19 @@ class Sweep:
         self, replay: "TextReplay", units_by_key: Mapping[ComponentKey, Sequence[Unit]]
     ) -> Iterator[Row]:
         """Change each of these units alone and evaluate the loss."""
-        for key, units in units_by_key.items():
-            for unit, change in replay.single_loss_changes(self.interventions[key], units):
-                yield self._unit_row(key, unit, "exact", replay, change)
+        changed = [(key, unit) for key, units in units_by_key.items() for unit in units]
+        for number, change in replay.loss_changes([(self.interventions[key], [unit]) for key, unit in changed]):
+            yield self._unit_row(*changed[number], "exact", replay, change)
 
     def estimate(self, replay: "TextReplay", order: int, seed: int) -> Iterator[Row]:
         """Estimate the effect on every unit: in first order and, if `order` is 2, also in second order."""
-        estimates = estimate_effects(replay.replay, self.interventions, CURVATURE_DRAWS if order == 2 else 0, seed)
-        for key, units in self.units.items():
-            for unit in units:
-                heads = unit.head_slice(self.model.geometry)
-                yield self._unit_row(key, unit, "estimate", replay, estimates[key].first_order(unit, heads))
-                if order == 2:
-                    yield self._unit_row(key, unit, "second-order", replay, estimates[key].second_order(unit, heads))
+        changed = [(key, unit) for key, units in self.units.items() for unit in units]
+        runs = [[edit_units(self.interventions[key], [unit], self.model.geometry)] for key, unit in changed]
+        estimates = estimate_effects(replay.replay, runs, CURVATURE_DRAWS if order == 2 else 0, seed)
+        for (key, unit), estimate in zip(changed, estimates, strict=True):
+            yield self._unit_row(key, unit, "estimate", replay, estimate.first_order)
+            if order == 2:
+                yield self._unit_row(key, unit, "second-order", replay, estimate.second_order)
 
     def evaluate_ranked_sets(
         self, replay: "TextReplay", ranked_units: Mapping[ComponentKey, list[Unit]], draws: int, seed: int
@@ -105,8 +96,10 @@ class Sweep:
 
     def _evaluate_sets(self, replay: "TextReplay", sets: Sequence["UnitSet"]) -> Iterator[Row]:
         """The rows of sets, in their order."""
-        changes = replay.set_loss_changes([(self.interventions[unit_set.key], unit_set.units) for unit_set in sets])
-        for unit_set, change in zip(sets, changes, strict=True):
+        changed = [(self.interventions[unit_set.key], unit_set.units) for unit_set in sets]
+        changes = dict(replay.loss_changes(changed))
+        for number, unit_set in enumerate(sets):
+            change = changes[number]
             yield {
                 **_key_columns(unit_set.key),
                 "unit": "group" if unit_set.units[0].head == WHOLE_GROUP else "head",
@@ -150,7 +143,8 @@ class TextReplay:
         self.replay = Replay(sweep.model, sweep.schedule, ids, memory, first_scored)
         with self.replay.capturing():
             self.replay.record_streams()
-            self._baseline_losses = self.replay.losses({}).double()
+            ((_, losses),) = self.replay.losses([()])
+        self._baseline_losses = losses.double()
         self.baseline_loss = float(self._baseline_losses.mean())
 
     @property
@@ -158,46 +152,15 @@ class TextReplay:
         """Share of these tokens that are the unchanged model's top prediction. Call inside `replay.capturing`."""
         return self.replay.accuracy()
 
-    def single_loss_changes(self, intervention: Intervention, units: Sequence[Unit]) -> Iterator[tuple[Unit, float]]:
-        """Each unit with the mean loss with it alone changed minus `baseline_loss`.
+    def loss_changes(self, changes: Sequence[tuple[Any, Sequence[Unit]]]) -> Iterator[tuple[int, float]]:
+        """The number of every change of units together, and the mean loss with it minus `baseline_loss`.
 
-        Replays as many units of a layer at once as fit the memory. Call inside `replay.capturing`.
+        In ascending order of the lowest layers. Call inside `replay.capturing`.
         """
-        model = self.replay.model
-        size = runs_per_batch(model, self.replay.ids.shape[1])
-        for layer, members in groupby(units, lambda unit: unit.layer):
-            z, call = self.replay.attention(layer)
-            layer_units = [*members]
-            for batch in in_batches(layer_units, size):
-                edits = [layer_output_edit(intervention, [unit], model.geometry) for unit in batch]
-                losses = self.replay.losses_of(layer, torch.cat([edit(z, call) for edit in edits])).double()
-                yield from zip(batch, (losses - self._baseline_losses).mean(1).tolist(), strict=True)
-
-    def set_loss_changes(self, sets: Sequence[tuple[Intervention, Sequence[Unit]]]) -> list[float]:
-        """Mean loss with the units of each set changed together minus `baseline_loss`.
-
-        Replays as many sets at once as fit the memory, if their lowest layer is the same: so no set runs more layers
-        than it would alone. Call inside `replay.capturing`.
-        """
-        size = runs_per_batch(self.replay.model, self.replay.ids.shape[1])
-        lowest_layers = [min(unit.layer for unit in units) for _, units in sets]
-        changes = [0.0] * len(sets)
-        for _, group in groupby(np.argsort(lowest_layers, kind="stable").tolist(), lowest_layers.__getitem__):
-            for batch in in_batches([*group], size):
-                losses = self.replay.losses_of_edits(self._set_edits([sets[number] for number in batch]), len(batch))
-                means = (losses.double() - self._baseline_losses).mean(1).tolist()
-                for number, change in zip(batch, means, strict=True):
-                    changes[number] = change
-        return changes
-
-    def _set_edits(self, sets: Sequence[tuple[Intervention, Sequence[Unit]]]) -> dict[int, OutputEdit]:
-        """The edits by layer of a batch of runs with one set changed each."""
-
-        def edit_of(layer: int) -> OutputEdit:
-            changes = [[(intervention, unit) for unit in units if unit.layer == layer] for intervention, units in sets]
-            return batch_output_edit(changes, self.replay.model.geometry)
-
-        return {layer: edit_of(layer) for layer in sorted({unit.layer for _, units in sets for unit in units})}
+        geometry = self.replay.model.geometry
+        runs = [[edit_units(intervention, units, geometry)] for intervention, units in changes]
+        for number, losses in self.replay.losses(runs):
+            yield number, float((losses.double() - self._baseline_losses).mean())
 
 
 def plan_sweep(
@@ -205,21 +168,17 @@ def plan_sweep(
 ) -> Sweep:
     """The sweep that the options request. Raises BadInput for components or heads that this model does not have."""
     schedule = model.schedule
-    interventions: dict[ComponentKey, Intervention] = {
-        (name, NO_TARGET): qkv_intervention(edit) for name, edit in (edits or {}).items()
+    interventions: dict[ComponentKey, Any] = {
+        (name, NO_TARGET): InputsFunction(edit) for name, edit in (edits or {}).items()
     }
     has_resets = isinstance(schedule, AdaRoPE) or "reset_to" in options.model_fields_set
     default_components = RESETS if has_resets else ("zero",)
     for component in default_components if options.components is None else options.components:
-        if component in ABLATIONS:
-            interventions[component, NO_TARGET] = ABLATIONS[component]
-            continue
-        if is_streaming(component):
-            interventions[component, NO_TARGET] = StreamingAttention(StreamingWindow.parse(component))
+        if component in ABLATIONS or is_streaming(component):
+            interventions[component, NO_TARGET] = ABLATIONS.get(component) or parse_ablation(component)
             continue
         if component in QUANTIZATION_BITS:
-            quantization = KVQuantization(QUANTIZATION_BITS[component], model.geometry.head_dim)
-            interventions[component, NO_TARGET] = quantization
+            interventions[component, NO_TARGET] = KVQuantization(QUANTIZATION_BITS[component])
             continue
         if bands.is_band(component):
             ablations = _pair_ablations(label, model, component, max(options.lengths))
@@ -303,7 +262,7 @@ def _require_fixed_frequencies(label: str, model: Model, max_length: int, operat
         )
 
 
-def _pair_ablations(label: str, model: Model, component: str, max_length: int) -> Iterator[tuple[str, Intervention]]:
+def _pair_ablations(label: str, model: Model, component: str, max_length: int) -> Iterator[tuple[str, Any]]:
     """The pair ablations that a component stands for, by name."""
     geometry, rotation, schedule = model.geometry, model.rotation, model.schedule
     if not geometry.pairs:
@@ -323,7 +282,7 @@ def _pair_ablations(label: str, model: Model, component: str, max_length: int) -
         raise BadInput(f"model '{label}': {error}") from error
 
 
-def _list_units(model: Model, component: str, intervention: Intervention, unit: str) -> list[Unit]:
+def _list_units(model: Model, component: str, intervention: Any, unit: str) -> list[Unit]:
     """All units of a model. `auto`: KV groups for frequencies, keys and values, query heads for other components.
 
     Bands of pairs apply only to layers that rotate and have such pairs.

@@ -4,28 +4,20 @@ Each half of the needles is tested with heads ranked on the other half [ours], o
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
-from headscope.attention import backend
-from headscope.attention.record import AttentionRecord, Geometry
-from headscope.forward.capture import capturing
-from headscope.forward.interventions import (
-    Intervention,
-    Unit,
-    head_unit,
-    layer_output_edit,
-    uniform_attention,
-    zero_ablation,
-)
-from headscope.forward.logits import finite_hidden_states
+from headscope.attention.record import Geometry
 from headscope.forward.prefix_cache import TokenIds
-from headscope.models.checkpoint import evaluating
+from headscope.interventions.ablation import parse_ablation, reference_outputs
+from headscope.interventions.edits import edit_units, edited
+from headscope.interventions.kinds import mean_over_tokens
+from headscope.interventions.units import Unit, head_unit
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 
@@ -72,50 +64,17 @@ def heads_to_units(heads: pd.DataFrame, geometry: Geometry) -> list[Unit]:
     return [head_unit(geometry, geometry.layer_numbers.index(layer), int(head)) for layer, head in rows]
 
 
-@dataclass(frozen=True, eq=False)
-class FixedMeanAblation:
-    """Set the outputs of heads to `head_means`, one [H, dv] per layer.
-
-    Unlike the mean over a call, they are the same when an answer is generated token by token.
-    """
-
-    head_means: Sequence[Tensor]
-    geometry: Geometry
-
-    def __call__(self, z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
-        mean = self.head_means[unit.layer][unit.head_slice(self.geometry)]
-        return mean.to(z.dtype)[None, :, None].expand_as(z)
-
-
-def make_ablation(ablation: str, model: Model, haystack: TokenIds) -> Intervention:
-    """The intervention of an ablation; the mean is over the tokens of `haystack` [L]."""
+def make_ablation(ablation: str, model: Model, haystack: TokenIds) -> Any:
+    """The kind of edit of an ablation; the mean is over the tokens of `haystack` [L]."""
     if ablation == "mean":
-        return FixedMeanAblation(mean_head_outputs(model, haystack), model.geometry)
-    return {"zero": zero_ablation, "uniform": uniform_attention}[ablation]
-
-
-def mean_head_outputs(model: Model, ids: TokenIds) -> list[Tensor]:
-    """The mean output of every head over these tokens: one [H, dv] per layer, float32."""
-    means: dict[int, Tensor] = {}
-
-    def add_means(record: AttentionRecord) -> None:
-        means[record.layer] = record.z.float().mean(1)
-
-    with attached(model), capturing(model) as layers, evaluating(model), torch.no_grad():
-        layers.listen(add_means)
-        finite_hidden_states(model, torch.from_numpy(ids.astype(np.int64))[None].to(model.device))
-    return [means[layer] for layer in sorted(means)]
+        with attached(model), torch.no_grad():
+            outputs = reference_outputs(model, range(model.geometry.layers), haystack.tolist())
+        return mean_over_tokens(outputs, "mean:haystack")
+    return parse_ablation(ablation)
 
 
 @contextmanager
-def heads_ablated(model: Model, units: Sequence[Unit], intervention: Intervention) -> Iterator[None]:
+def heads_ablated(model: Model, units: Sequence[Unit], kind: Any) -> Iterator[None]:
     """Ablate these heads of the model. Earlier cached prefixes do not include the ablation; do not reuse them."""
-    with ExitStack() as stack:
-        for layer in sorted({unit.layer for unit in units}):
-            layer_units = [unit for unit in units if unit.layer == layer]
-            stack.enter_context(
-                backend.editing_output(
-                    model.attention_modules[layer], layer_output_edit(intervention, layer_units, model.geometry)
-                )
-            )
+    with edited(model, [edit_units(kind, units, model.geometry)]):
         yield

@@ -15,7 +15,6 @@ import pandas as pd
 
 from headscope.decomposition.residual_decomposition import ResidualDecomposition
 from headscope.errors import BadInput
-from headscope.forward.interventions import Intervention
 from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder
@@ -89,7 +88,7 @@ class NeedleRunner:
         self._cached_reader: tuple[str, PrefixCachedGenerator] | None = None
         self._cached_decomposition: tuple[str, ResidualDecomposition] | None = None
         self._rankings: dict[tuple[str, int], pd.DataFrame | None] = {}
-        self._ablations: dict[tuple[str, str], Intervention] = {}
+        self._ablations: dict[tuple[str, str], Any] = {}
         self._sorted_trials: dict[str, list[NeedleTrial]] = {}
         self._answers: dict[tuple[str, NeedleTrial], TrialAnswer] = {}
 

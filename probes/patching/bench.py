@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from headscope.bench.lens import text_pair
-from headscope.forward.interventions import head_units
-from headscope.patching.activation_patching import PatchingReplay
-from headscope.patching.layer_patching import LAYER_ACTIVATIONS, LayerPatching, inspect_layer_parts
+from headscope.interventions.pair_runs import PairRuns
+from headscope.interventions.parts import PART_NAMES, inspect_layer_parts
+from headscope.interventions.units import head_units
 from headscope.positions.model import Model
 
 MAX_ESTIMATE_RATIO, MAX_EXACT_RATIO = 5.0, 0.6
@@ -29,7 +29,8 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
     ratio.
     """
     pair = text_pair(model, length)
-    replay = PatchingReplay(model, pair, "logit_diff", RESIDUAL_STREAM_MEMORY_BYTES)
+    parts = inspect_layer_parts(model, pair.clean)
+    replay = PairRuns(model, pair, "logit_diff", RESIDUAL_STREAM_MEMORY_BYTES, parts)
     layers = sorted({(2 * n + 1) * model.geometry.layers // (2 * BENCHMARK_LAYERS) for n in range(BENCHMARK_LAYERS)})
     units = [unit for unit in head_units(model.geometry) if unit.layer in layers]
 
@@ -38,27 +39,25 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
             model.module(pair.clean[:, :length], use_cache=False)
 
     def estimate() -> None:
-        new_replay = PatchingReplay(model, pair, "logit_diff", RESIDUAL_STREAM_MEMORY_BYTES)
+        new_replay = PairRuns(model, pair, "logit_diff", RESIDUAL_STREAM_MEMORY_BYTES)
         with new_replay.capturing():
-            new_replay.estimate(["z"], "denoising", [None])
+            every = head_units(model.geometry)
+            new_replay.estimate("denoising", [new_replay.patch("z", "denoising", [unit]) for unit in every])
 
     def patch() -> None:
         with replay.capturing():
-            list(replay.patch("z", "denoising", units, [None]))
-
-    parts = inspect_layer_parts(model, pair.clean)
+            replay.evaluate("denoising", [replay.patch("z", "denoising", [unit]) for unit in units])
 
     def patch_layers() -> None:
-        patching = LayerPatching(replay, parts)
         with replay.capturing():
-            for activation in LAYER_ACTIVATIONS:
-                list(patching.patch(activation, "denoising", layers, [None]))
+            for part in PART_NAMES:
+                replay.evaluate("denoising", [replay.patch_part(part, "denoising", layer) for layer in layers])
 
     return {
         "plain forward with logits": plain,
         f"patching: both runs of a pair, all heads estimated (bound: {MAX_ESTIMATE_RATIO:g})": estimate,
         f"patching: {len(units)} heads patched exactly, {len(layers)} evenly spaced layers (bound: "
         f"{MAX_EXACT_RATIO * len(units):g})": patch,
-        f"patching: {len(layers)} layers, {', '.join(LAYER_ACTIVATIONS)} patched exactly (bound: "
-        f"{MAX_LAYER_RATIO * len(layers) * len(LAYER_ACTIVATIONS):g})": patch_layers,
+        f"patching: {len(layers)} layers, {', '.join(PART_NAMES)} patched exactly (bound: "
+        f"{MAX_LAYER_RATIO * len(layers) * len(PART_NAMES):g})": patch_layers,
     }

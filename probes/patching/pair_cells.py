@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headscope.errors import BadInput
-from headscope.patching.activation_patching import PatchingReplay
-from headscope.patching.metrics import PairTokens
+from headscope.interventions.metrics import PairTokens
+from headscope.interventions.pair_runs import PairRuns
 from headscope.positions.model import Model
 from headscope.prompts.answers import shows_answer
 from headscope.prompts.haystack import Haystack
@@ -81,9 +81,7 @@ def refuse_swapped_answers(model: Model, pairs: PairSet, source: str, options: P
     count = min(len(pairs), CHECKED_PAIRS)
     swapped = []
     for pair in map(pairs.build, range(count)):
-        replay = PatchingReplay(
-            model, PairTokens.on_device(pair, model.device), options.metric, RESIDUAL_STREAM_MEMORY_BYTES
-        )
+        replay = PairRuns(model, PairTokens.on_device(pair, model.device), options.metric, RESIDUAL_STREAM_MEMORY_BYTES)
         if replay.clean_value < 0 < replay.corrupted_value:
             swapped.append(pair.location)
     if 2 * len(swapped) > count:
@@ -94,7 +92,7 @@ def refuse_swapped_answers(model: Model, pairs: PairSet, source: str, options: P
         )
 
 
-def counts_pair(replay: PatchingReplay, pair: TokenPair, options: PairOptions) -> bool:
+def counts_pair(replay: PairRuns, pair: TokenPair, options: PairOptions) -> bool:
     """Whether means include a pair, if its metric differs enough between the prompts."""
     return options.keep_failing or shows_answer(
         replay.metric_name, replay.clean_value, replay.corrupted_value, pair.is_contrast

@@ -1,17 +1,16 @@
 """Rows of the stored tables of one pair: spans of positions, estimates of units, patched layers, tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from torch import Tensor
 
-from headscope.forward.interventions import Unit
-from headscope.patching.activation_patching import Activation, Direction, PatchingReplay
-from headscope.patching.layer_patching import LayerActivation, LayerPatching
-from headscope.patching.pattern_entries import PatternEntries
+from headscope.interventions.edits import Run
+from headscope.interventions.pair_runs import Activation, Direction, PairRuns
+from headscope.interventions.parts import PartName, layers_with
+from headscope.interventions.units import Unit
 from headscope.positions.model import Model
 from headscope.prompts.haystack import decode_tokens
 from headscope.prompts.pairs import TokenPair
@@ -47,37 +46,35 @@ class PatchedSpan:
 
 
 def layer_rows(
-    patching: LayerPatching,
-    step: str,
-    activations: Sequence[LayerActivation],
-    direction: Direction,
-    spans: Sequence[PatchedSpan],
+    pair_runs: PairRuns, step: str, parts: Sequence[PartName], direction: Direction, spans: Sequence[PatchedSpan]
 ) -> Iterator[pd.DataFrame]:
-    """Rows of one layer and activation after the other, at every span. `step` is exact or estimate.
+    """Rows of one layer and part after the other, at every span. `step` is exact or estimate.
 
     The whole residual stream has no rows: it is the other run.
     """
-    replay = patching.replay
-    numbers = _number_places(spans)
-    estimates = patching.estimate(activations, direction, [*numbers]) if step == "estimate" else {}
-    for activation in activations:
-        is_left_out = activation == "resid_pre" and _is_whole_prompt_aligned(replay)
+    replay = pair_runs.clean
+    for part in parts:
+        is_left_out = part == "resid_pre" and _is_whole_prompt_aligned(pair_runs)
         kept = [span for span in spans if not (is_left_out and span.positions is None)]
         if not kept:
             continue
         columns, places = pd.DataFrame([span.layer_columns for span in kept]), _number_places(kept)
-        keys = {"activation": activation, "direction": direction, "metric": replay.metric_name, "method": step}
-        for layer in patching.layers(activation):
-            if step == "estimate":
-                changes = estimates[activation][layer, [numbers[place] for place in places]]
-                values = replay.unpatched_value(direction) + changes.numpy()
-            else:
-                values = np.array([value for *_, value in patching.patch(activation, direction, [layer], [*places])])
-            values = values[[places[span.positions] for span in kept]]
-            unpatched = (replay.clean_value, replay.corrupted_value)
-            yield columns.assign(
-                layer=layer, **keys, **effect_columns(values, *unpatched, direction, replay.metric_name)
-            )
+        keys = {"activation": part, "direction": direction, "metric": pair_runs.metric_name, "method": step}
+        layers = layers_with(part, len(replay.layers), replay.parts)
+        runs = [pair_runs.patch_part(part, direction, layer, place) for layer in layers for place in places]
+        by_layer = np.reshape(patched_values(pair_runs, step, direction, runs), (len(layers), len(places)))
+        unpatched = (pair_runs.clean_value, pair_runs.corrupted_value)
+        for layer, of_places in zip(layers, by_layer, strict=True):
+            values = of_places[[places[span.positions] for span in kept]]
+            effects = effect_columns(values, *unpatched, direction, pair_runs.metric_name)
+            yield columns.assign(layer=layer, **keys, **effects)
+
+
+def patched_values(pair_runs: PairRuns, step: str, direction: Direction, runs: Sequence[Run]) -> np.ndarray:
+    """The metric after the patches of every run, exact or estimated."""
+    if step == "exact":
+        return np.array(pair_runs.evaluate(direction, runs))
+    return pair_runs.unpatched_value(direction) + np.array(pair_runs.estimate(direction, runs))
 
 
 def _number_places(spans: Sequence[PatchedSpan]) -> dict[range | None, int]:
@@ -85,46 +82,45 @@ def _number_places(spans: Sequence[PatchedSpan]) -> dict[range | None, int]:
     return {place: number for number, place in enumerate(dict.fromkeys(span.positions for span in spans))}
 
 
-def _is_whole_prompt_aligned(replay: PatchingReplay) -> bool:
+def _is_whole_prompt_aligned(pair_runs: PairRuns) -> bool:
     """Whether all positions of both prompts correspond."""
-    lengths = {run.ids.shape[1] - len(replay.pair.answer) for run in (replay.clean, replay.corrupted)}
-    return lengths == {replay.pair.aligned}
+    lengths = {run.ids.shape[1] - len(pair_runs.pair.answer) for run in (pair_runs.clean, pair_runs.corrupted)}
+    return lengths == {pair_runs.pair.aligned}
 
 
 def estimate_rows(
-    replay: PatchingReplay,
+    pair_runs: PairRuns,
     model: Model,
-    units: Sequence[Unit],
-    activation: Activation,
+    units: Mapping[Activation, Sequence[Unit]],
     direction: Direction,
-    changes: Tensor,
     spans: Sequence[PatchedSpan],
-) -> pd.DataFrame:
-    """Rows of the estimates of one activation; `changes` are those of `PatchingReplay.estimate`."""
-    unpatched = replay.unpatched_value(direction)
-    span_columns = pd.DataFrame([span.columns for span in spans])
-    blocks = []
-    for unit in units:
-        number = unit.kv_group if activation in ("k", "v") else unit.head
-        patched = unpatched + changes[unit.layer, number].numpy()
-        columns = unit_columns(model, unit) | result_columns(replay, activation, direction, patched)
-        blocks.append(span_columns.assign(**columns, method="estimate"))
-    return pd.concat(blocks, ignore_index=True)
+) -> Iterator[pd.DataFrame]:
+    """Rows of the estimates of one unit after the other, by activation, at every span: one estimate of all of them."""
+    places = _number_places(spans)
+    patched = [(activation, unit) for activation, members in units.items() for unit in members]
+    runs = [pair_runs.patch(activation, direction, [unit], place) for activation, unit in patched for place in places]
+    values = np.reshape(patched_values(pair_runs, "estimate", direction, runs), (len(patched), len(places)))
+    span_columns, at = pd.DataFrame([span.columns for span in spans]), [places[span.positions] for span in spans]
+    for (activation, unit), of_places in zip(patched, values, strict=True):
+        columns = unit_columns(model, unit) | result_columns(pair_runs, activation, direction, of_places[at])
+        yield span_columns.assign(**columns, method="estimate")
 
 
 def entry_rows(
-    entries: PatternEntries, units: Sequence[Unit], model: Model, step: str, direction: Direction, first: int
+    pair_runs: PairRuns, units: Sequence[Unit], model: Model, step: str, direction: Direction, first: int
 ) -> Iterator[pd.DataFrame]:
     """Rows of every entry of the patterns of heads. `step` is exact or estimate; `first` is the first aligned token."""
-    replay = entries.replay
-    places = pd.DataFrame(first + np.array(entries.entries), columns=["destination", "source"])
-    if step == "exact":
-        values = ((unit, np.array(patched)) for unit, patched in entries.patch(direction, units))
-    else:
-        changes, unpatched = entries.estimate(direction), replay.unpatched_value(direction)
-        values = ((unit, unpatched + changes[unit.layer][unit.head].numpy()) for unit in units)
-    for unit, patched in values:
-        columns = unit_columns(model, unit) | result_columns(replay, "pattern", direction, patched)
+    entries = [(query, key) for query in range(pair_runs.pair.aligned) for key in range(query + 1)]
+    places = pd.DataFrame(first + np.array(entries), columns=["destination", "source"])
+    estimates = pair_runs.estimate_entries(direction) if step == "estimate" else []
+    for unit in units:
+        if step == "estimate":
+            changes = estimates[unit.layer][unit.head].numpy()
+            patched = pair_runs.unpatched_value(direction) + changes[tuple(np.transpose(entries))]
+        else:
+            runs = [pair_runs.patch_entry(direction, unit, *entry) for entry in entries]
+            patched = np.array(pair_runs.evaluate(direction, runs))
+        columns = unit_columns(model, unit) | result_columns(pair_runs, "pattern", direction, patched)
         del columns["activation"]
         yield places.assign(**columns, method=step)
 
@@ -134,10 +130,11 @@ def unit_columns(model: Model, unit: Unit) -> dict[str, Any]:
     return {"layer": model.geometry.layer_numbers[unit.layer], "head": unit.head, "kv_group": unit.kv_group}
 
 
-def result_columns(replay: PatchingReplay, activation: str, direction: str, patched: Any) -> dict[str, Any]:
+def result_columns(pair_runs: PairRuns, activation: str, direction: str, patched: Any) -> dict[str, Any]:
     """The columns of a patch and its effect, with `patched`, the metric after it."""
-    keys = {"activation": activation, "direction": direction, "metric": replay.metric_name}
-    return keys | effect_columns(patched, replay.clean_value, replay.corrupted_value, direction, replay.metric_name)
+    keys = {"activation": activation, "direction": direction, "metric": pair_runs.metric_name}
+    values = (pair_runs.clean_value, pair_runs.corrupted_value)
+    return keys | effect_columns(patched, *values, direction, pair_runs.metric_name)
 
 
 def token_rows(tokenizer: Any, pair: TokenPair) -> pd.DataFrame:

@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 
 from headscope.effects.ranking import select_units
 from headscope.effects.sweep import UNIT_KEYS
 from headscope.errors import BadInput
-from headscope.forward.ablation import heads_by_layer
 from headscope.forward.backbone import decoder_layers
-from headscope.forward.interventions import Unit
-from headscope.patching.activation_patching import Activation, PatchingReplay, patched_units
-from headscope.patching.layer_patching import LayerActivation, LayerParts, LayerPatching, inspect_layer_parts
-from headscope.patching.metrics import PairTokens
-from headscope.patching.pattern_entries import PatternEntries
+from headscope.forward.layer_parts import LayerParts
+from headscope.interventions.heads import heads_by_layer
+from headscope.interventions.metrics import PairTokens
+from headscope.interventions.pair_runs import Activation, PairRuns, patched_units
+from headscope.interventions.parts import PartName, inspect_layer_parts
+from headscope.interventions.units import Unit
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import GENERATED_SETS, SETS_OF_ANY_LENGTH, PairSet, check_set_names
 from headscope.prompts.pairs import TokenPair
@@ -73,7 +74,7 @@ class PatchingRunner:
         self._pair_sets: dict[tuple[str, str], PairSet] = {}
         self._selections: dict[tuple[str, str], _Selection] = {}
         self._checked_sets: set[tuple[str, str]] = set()
-        self._layer_parts: dict[str | None, LayerParts] = {}
+        self._layer_parts: dict[str, LayerParts] = {}
 
     def cells(self) -> list[Cell]:
         cells: list[Cell] = []
@@ -96,7 +97,8 @@ class PatchingRunner:
             self._checked_sets.add((cell.model, work.prompts))
         pair = pairs.build(work.index)
         tokens = PairTokens.on_device(pair, model.device)
-        replay = PatchingReplay(model, tokens, self.options.metric, RESIDUAL_STREAM_MEMORY_BYTES)
+        parts = self._parts(model, cell.model, tokens.clean)
+        replay = PairRuns(model, tokens, self.options.metric, RESIDUAL_STREAM_MEMORY_BYTES, parts)
         keys = {"model": cell.model, "prompts": pairs.name, "pair": pair.name}
         is_counted = counts_pair(replay, pair, self.options)
         rows: dict[str, Rows] = {}
@@ -112,9 +114,7 @@ class PatchingRunner:
             rows[PATCHING_TOKENS.name] = token_rows(self.context.tokenizer(cell.model), pair).assign(**keys)
         return rows
 
-    def _head_tables(
-        self, replay: PatchingReplay, model: Model, cell: Cell, pair: TokenPair
-    ) -> dict[str, pd.DataFrame]:
+    def _head_tables(self, replay: PairRuns, model: Model, cell: Cell, pair: TokenPair) -> dict[str, pd.DataFrame]:
         """Rows of heads and KV groups: all and single positions, and named spans."""
         with replay.capturing():
             if cell.work.step == "estimate":
@@ -130,15 +130,15 @@ class PatchingRunner:
             tables[PATCHING_SETS.name] = sets
         return tables
 
-    def _set_rows(self, replay: PatchingReplay, model: Model, pair: TokenPair) -> Iterator[dict[str, Any]]:
+    def _set_rows(self, replay: PairRuns, model: Model, pair: TokenPair) -> Iterator[dict[str, Any]]:
         """Rows of the named heads patched together, at all positions and in named spans."""
         if not self.options.are_heads_named:
             return
         spans = self._spans(pair, with_positions=False)
         for direction, activation in product(self.options.directions, self._activations):
             units = self._units(model, activation)
-            places = replay.patch_together(activation, direction, units, [span.positions for span in spans])
-            for span, (_, value) in zip(spans, places, strict=True):
+            runs = [replay.patch(activation, direction, units, span.positions) for span in spans]
+            for span, value in zip(spans, replay.evaluate(direction, runs), strict=True):
                 columns = result_columns(replay, activation, direction, value)
                 yield {**columns, "span": span.name, "size": len(units)}
 
@@ -150,33 +150,32 @@ class PatchingRunner:
         named = heads_by_layer(model, self.options.heads)
         return [unit for unit in units if {*named.get(unit.layer, ())} & {*_heads_of(model, unit)}]
 
-    def _layer_table(
-        self, replay: PatchingReplay, model: Model, cell: Cell, pair: TokenPair
-    ) -> dict[str, pd.DataFrame]:
+    def _layer_table(self, replay: PairRuns, model: Model, cell: Cell, pair: TokenPair) -> dict[str, pd.DataFrame]:
         """Rows of layers, all of which are patched exactly for verify."""
-        if cell.model not in self._layer_parts and {*self._layer_activations} != {"resid_pre"}:
-            self._layer_parts[cell.model] = inspect_layer_parts(model, replay.clean.ids)
-        patching = LayerPatching(replay, self._layer_parts.get(cell.model))
         spans = self._spans(pair, with_positions=self.options.by_position and not cell.prerequisites)
         with replay.capturing():
             blocks = [
                 block
                 for direction in self.options.directions
-                for block in layer_rows(patching, cell.work.step, self._layer_activations, direction, spans)
+                for block in layer_rows(replay, cell.work.step, self._layer_activations, direction, spans)
             ]
         return {PATCHING_LAYERS.name: pd.concat(blocks, ignore_index=True)} if blocks else {}
 
-    def _entry_table(
-        self, replay: PatchingReplay, model: Model, cell: Cell, pair: TokenPair
-    ) -> dict[str, pd.DataFrame]:
+    def _parts(self, model: Model, label: str, ids: Tensor) -> LayerParts:
+        """The modules of the layers whose outputs are patched, found in the first pair of a model."""
+        if label not in self._layer_parts and not {*self._layer_activations} <= {"resid_pre"}:
+            self._layer_parts[label] = inspect_layer_parts(model, ids)
+        return self._layer_parts.get(label, ())
+
+    def _entry_table(self, replay: PairRuns, model: Model, cell: Cell, pair: TokenPair) -> dict[str, pd.DataFrame]:
         """Rows of the entries of the patterns."""
-        entries, units = PatternEntries(replay), self._units(model, "pattern")
+        units = self._units(model, "pattern")
         first = len(pair.clean) - pair.aligned
         with replay.capturing():
             blocks = [
                 block
                 for direction in self.options.directions
-                for block in entry_rows(entries, units, model, cell.work.step, direction, first)
+                for block in entry_rows(replay, units, model, cell.work.step, direction, first)
             ]
         return {PATCHING_ENTRIES.name: pd.concat(blocks, ignore_index=True)}
 
@@ -202,22 +201,18 @@ class PatchingRunner:
         return [name for name in ACTIVATIONS if name in self.options.activations]
 
     @property
-    def _layer_activations(self) -> list[LayerActivation]:
+    def _layer_activations(self) -> list[PartName]:
         """The activations of layers to patch."""
         return [name for name in LAYER_ACTIVATIONS if name in self.options.activations]
 
-    def _estimates(self, replay: PatchingReplay, model: Model, pair: TokenPair) -> Iterator[pd.DataFrame]:
+    def _estimates(self, replay: PairRuns, model: Model, pair: TokenPair) -> Iterator[pd.DataFrame]:
         """Rows of the estimates of every unit at all positions and, if requested, at each and in named spans."""
         spans = self._spans(pair, with_positions=self.options.by_position)
         for direction in self.options.directions:
-            estimates = replay.estimate(self._activations, direction, [span.positions for span in spans])
-            for activation, changes in estimates.items():
-                units = self._units(model, activation)
-                yield estimate_rows(replay, model, units, activation, direction, changes, spans)
+            units = {activation: self._units(model, activation) for activation in self._activations}
+            yield from estimate_rows(replay, model, units, direction, spans)
 
-    def _exact_patches(
-        self, replay: PatchingReplay, model: Model, cell: Cell, pair: TokenPair
-    ) -> Iterator[dict[str, Any]]:
+    def _exact_patches(self, replay: PairRuns, model: Model, cell: Cell, pair: TokenPair) -> Iterator[dict[str, Any]]:
         """Rows of the exact patches of all units or, for verify, of the selected ones, without single positions."""
         selection = self._selection(cell, model).units_of(pair) if cell.prerequisites else None
         spans: dict[range | None, list[PatchedSpan]] = {}  # spans of equal positions are patched once
@@ -227,9 +222,11 @@ class PatchingRunner:
         for direction in self.options.directions:
             for activation in self._activations:
                 units = selection[activation, direction] if selection else self._units(model, activation)
-                share = cell.cost / (sweep_count * len(units) * len(spans) + 1)
-                for unit, positions, value in replay.patch(activation, direction, units, [*spans]):
-                    self.context.advance(share)
+                places = [(unit, positions) for unit in units for positions in spans]
+                runs = [replay.patch(activation, direction, [unit], positions) for unit, positions in places]
+                share = cell.cost / (sweep_count * len(places) + 1)
+                values = replay.evaluate(direction, runs, lambda done, share=share: self.context.advance(done * share))
+                for (unit, positions), value in zip(places, values, strict=True):
                     columns = unit_columns(model, unit) | result_columns(replay, activation, direction, value)
                     for span in spans[positions]:
                         yield {**columns, **span.columns, "method": "exact"}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from headscope.forward.logits import finite_hidden_states, logits_and_targets, token_losses
-from headscope.forward.steering import steered
+from headscope.interventions.steering import steered
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from headscope.forward.observe import observe
-from headscope.forward.sparse_attention import attending_by
+from headscope.interventions.sparse_attention import attending_by
 from headscope.measures.row_sampling import select_last_octave
 from headscope.measures.sparse_rows import SparseRows
 from headscope.measures.sparse_rules import parse_rule

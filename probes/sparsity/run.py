@@ -15,7 +15,8 @@ from headscope.errors import BadInput
 from headscope.forward.capture import CapturedLayers
 from headscope.forward.logits import score_answer
 from headscope.forward.observe import FinishedPass, observe
-from headscope.forward.sparse_attention import SparseAttention, all_heads, attending_by
+from headscope.interventions.kinds import KeyCount
+from headscope.interventions.sparse_attention import all_heads, attend_by_rule, attending_by
 from headscope.measures.row_sampling import IntArray, select_last_octave
 from headscope.measures.sparse_rows import SparseRows
 from headscope.measures.sparse_rules import Indexer, Rule, parse_rule
@@ -166,9 +167,9 @@ class SparsityRunner:
             pair = pairs.build(work.number)
             if rule is not None and rule.depends_on_later_queries:
                 rule = PromptRule(rule, len(pair.clean))
-            with attending_by(model, rule) as sparse:
+            with attending_by(model, rule) as count:
                 nll, success = score_answer(model, pair.clean, pair.answer)
-            answer = {"pair": [pairs.pair_names[work.number]], "nll": nll, "success": success, "kept": sparse.mean_kept}
+            answer = {"pair": [pairs.pair_names[work.number]], "nll": nll, "success": success, "kept": count.mean}
             return {"sparse_answers": {**keys, **answer}}
         document = self._documents(cell.model)[work.number]
         ids = torch.tensor(document.ids[: work.length])
@@ -293,14 +294,14 @@ class LossObserver:
     """Measures the loss of a pass in which every head attends by a rule; `keys` are columns of its table."""
 
     def __init__(self, model: Model, rule: Rule | None, keys: Mapping[str, Any]):
-        self.heads, self.sparse, self.keys = all_heads(model.geometry), SparseAttention(rule), keys
+        self.model, self.rule, self.keys, self._count = model, rule, keys, KeyCount()
         self.needs_whole_text = rule is not None and rule.needs_whole_text
 
     def listen(self, layers: CapturedLayers) -> None:
-        self.sparse.listen(layers, self.heads)
+        self._count = attend_by_rule(self.model, layers, self.rule, all_heads(self.model.geometry))
 
     def tables(self, finished_pass: FinishedPass) -> dict[str, Rows]:
-        return {"sparse_loss": {**self.keys, **finished_pass.loss_by_position(), "kept": self.sparse.mean_kept}}
+        return {"sparse_loss": {**self.keys, **finished_pass.loss_by_position(), "kept": self._count.mean}}
 
 
 def _text_id(label: str, length: int, number: int) -> str:

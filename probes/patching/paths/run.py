@@ -11,11 +11,11 @@ from torch import Tensor
 
 from headscope.effects.ranking import select_units
 from headscope.errors import BadInput
-from headscope.forward.ablation import heads_by_layer
 from headscope.heads import format_head
-from headscope.patching.activation_patching import Direction, PatchingReplay
-from headscope.patching.metrics import PairTokens
-from headscope.patching.path_patching import LayerIndexHead, Path, PathModel, PathPatching, PathSpan, inspect_paths
+from headscope.interventions.heads import heads_by_layer
+from headscope.interventions.metrics import PairTokens
+from headscope.interventions.pair_runs import Direction, PairRuns
+from headscope.interventions.path_patching import LayerIndexHead, Path, PathModel, PathPatching, PathSpan, inspect_paths
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import GENERATED_SETS, PairSet, check_set_names
 from headscope.prompts.pairs import TokenPair
@@ -86,7 +86,7 @@ class PathsRunner:
             self._checked_sets.add((cell.model, work.prompts))
         pair = pairs.build(work.index)
         tokens = PairTokens.on_device(pair, model.device)
-        replay = PatchingReplay(model, tokens, self.options.metric, RESIDUAL_STREAM_MEMORY_BYTES)
+        replay = PairRuns(model, tokens, self.options.metric, RESIDUAL_STREAM_MEMORY_BYTES)
         is_counted = counts_pair(replay, pair, self.options)
         if work.step == "estimate" and not is_counted:
             return {}
@@ -131,7 +131,7 @@ class PathsRunner:
         return pair_cells(label, source, pairs, {step: costs[step] * cost for step in steps})
 
     def _estimate_rows(
-        self, patching: PathPatching, replay: PatchingReplay, model: Model, direction: Direction
+        self, patching: PathPatching, replay: PairRuns, model: Model, direction: Direction
     ) -> pd.DataFrame:
         """Estimates of all chosen paths as rows; none if the metric of the two prompts differs too little."""
         paths, unpatched = self._paths(model), replay.unpatched_value(direction)
@@ -143,7 +143,7 @@ class PathsRunner:
     def _exact_rows(
         self,
         patching: PathPatching,
-        replay: PatchingReplay,
+        replay: PairRuns,
         model: Model,
         direction: Direction,
         placed: Mapping[Places, Sequence[Path]],
