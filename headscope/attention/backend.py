@@ -478,8 +478,9 @@ class _LayerPass:
     def _attend(self, call: AttentionCall, listeners: Sequence[RegisteredListener]) -> KernelResult:
         module = self.module if call.k.shape[1] == call.kv_groups else None
         if not call.logit_edits:
-            inputs = call.q, call.k, call.v, module, self.variant, self.dropout
-            return attend_for_listeners(*inputs, listeners, call.first_key)
+            return attend_for_listeners(
+                call.q, call.k, call.v, module, self.variant, self.dropout, listeners, call.first_key
+            )
         out, lse = attend_with_edits(call.edited_layer, module, self.dropout, bool(listeners))
         return KernelResult(out, lse, [None] * len(out), [None] * len(listeners))
 

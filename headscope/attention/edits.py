@@ -10,7 +10,7 @@ Axes: B sequences of the batch, H query heads, G KV groups, Lq queries, Lk keys,
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -58,9 +58,9 @@ class Place:
 class TensorKind:
     """What an edit does with q, k, v or z: `kind(t [n, L, d], place)` returns the new values, of the same shape."""
 
-    name: str
+    name: ClassVar[Any]
     """The name in labels."""
-    needs_whole_text: Any = False
+    needs_whole_text: ClassVar[Any] = False
     """Whether it is defined on a whole text only, not on tokens after a cache."""
 
     def __call__(self, t: Tensor, place: Place) -> Tensor:
@@ -74,8 +74,8 @@ class TensorKind:
 class InputsKind:
     """What an edit does with q, k and v of one unit together: q [B, n, Lq, d], k [B, 1, Lk, d], v [B, 1, Lk, dv]."""
 
-    name: str
-    needs_whole_text: Any = False
+    name: ClassVar[Any]
+    needs_whole_text: ClassVar[Any] = False
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, ...]:
         raise NotImplementedError
@@ -335,8 +335,8 @@ class LayerEdits:
         step = heads // old["k"].shape[1]
         sequences = mask.any(-1).any(-1).nonzero()[:, 0].to(old["q"].device)
         keys = [*dict.fromkeys(head // step for head in chosen)]
-        unit = old["q"][sequences][:, chosen], *(old[name][sequences][:, keys[:1]] for name in "kv")
-        new = edit.kind(*unit, self.inputs.layer)
+        q, k, v = (old["q"][sequences][:, chosen], *(old[name][sequences][:, keys[:1]] for name in "kv"))
+        new = edit.kind(q, k, v, self.inputs.layer)
         for name, values in zip(INPUTS, new, strict=True):
             tensor = edited[name].clone()
             entries = chosen if name == "q" else keys
@@ -347,5 +347,5 @@ class LayerEdits:
 
 def _are_equal_in_groups(mask: Tensor, groups: int) -> bool:
     """Whether the heads of every KV group have equal masks [B, H, L]."""
-    grouped = mask.unflatten(1, (groups, -1))
+    grouped = mask.view(len(mask), groups, -1, mask.shape[-1])
     return bool((grouped == grouped[:, :, :1]).all())

@@ -38,7 +38,7 @@ def attend_for_listeners(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    module: nn.Module,
+    module: nn.Module | None,
     variant: AttentionVariant,
     dropout: float,
     listeners: Sequence[RegisteredListener],

@@ -10,7 +10,7 @@ Axes: H query heads, Lq queries, Lk keys, n rows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,8 +26,8 @@ LOWEST = torch.finfo(torch.float32).min
 class LogitKind:
     """What an edit of logits does. `name` is its name in labels."""
 
-    name: str
-    needs_whole_text: Any = False
+    name: ClassVar[Any]
+    needs_whole_text: ClassVar[Any] = False
 
 
 class UniformKind(LogitKind):
@@ -45,9 +45,9 @@ class BiasKind(LogitKind):
 class ChoiceKind(LogitKind):
     """Chooses keys; the others get no weight."""
 
-    is_layer_wide: Any = False
+    is_layer_wide: ClassVar[Any] = False
     """Whether the choice of a head may depend on the weights of other heads of its layer."""
-    replaces_indexer: Any = False
+    replaces_indexer: ClassVar[Any] = False
     """Whether the choice is made among all keys, also those that the model's own indexer did not choose."""
 
     def choose(self, record: "AttentionRecord", rows: Tensor, keys: slice, logits: Tensor, edit: "LogitEdit") -> Tensor:
@@ -70,7 +70,7 @@ class StreamingKind(ChoiceKind):
     recent: int
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return f"streaming:{self.sink}+{self.recent}"
 
     def choose(self, record: "AttentionRecord", rows: Tensor, keys: slice, logits: Tensor, edit: "LogitEdit") -> Tensor:

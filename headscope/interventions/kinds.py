@@ -52,7 +52,7 @@ class Scale(TensorKind):
     targets: ClassVar[Targets] = ("z",)
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return f"scale:{self.factor:g}"
 
     def __call__(self, t: Tensor, place: Place) -> Tensor:
@@ -81,7 +81,7 @@ class Noise(TensorKind):
     targets: ClassVar[Targets] = ("z",)
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return f"noise:{self.factor:g}"
 
     def __call__(self, t: Tensor, place: Place) -> Tensor:
@@ -153,7 +153,7 @@ class OutputFunction(TensorKind):
     targets: ClassVar[Targets] = ("z",)
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return getattr(self.function, "__name__", type(self.function).__name__)
 
     def __call__(self, t: Tensor, place: Place) -> Tensor:
@@ -168,7 +168,7 @@ class InputsFunction(InputsKind):
     targets: ClassVar[Targets] = ("qkv",)
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return getattr(self.function, "__name__", type(self.function).__name__)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, ...]:
@@ -195,7 +195,7 @@ class Steer(BiasKind):
     targets: ClassVar[Targets] = ("logits",)
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return f"steer:{self.alpha:g} to {self.span}"
 
     def bias(self, tokens: Tensor, prompt_length: int | None) -> Tensor:
@@ -210,7 +210,7 @@ class Suppress(ChoiceKind):
     targets: ClassVar[Targets] = ("logits",)
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return f"suppress:{self.span}"
 
     def choose(self, record: AttentionRecord, rows: Tensor, keys: slice, logits: Tensor, edit: LogitEdit) -> Tensor:
@@ -249,15 +249,15 @@ class RuleChoice(ChoiceKind):
     targets: ClassVar[Targets] = ("logits",)
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return str(self.rule)
 
     @property
-    def needs_whole_text(self) -> bool:  # type: ignore[override]
+    def needs_whole_text(self) -> bool:
         return self.rule.depends_on_later_queries
 
     @property
-    def is_layer_wide(self) -> bool:  # type: ignore[override]
+    def is_layer_wide(self) -> bool:
         return self.rule.is_layer_wide
 
     def choose(self, record: AttentionRecord, rows: Tensor, keys: slice, logits: Tensor, edit: LogitEdit) -> Tensor:

@@ -34,7 +34,7 @@ class PositionReset(TensorKind):
     geometry: Geometry
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return f"reset of {self.component}"
 
     @property
@@ -126,7 +126,7 @@ class KVQuantization(TensorKind):
     targets: ClassVar[Targets] = ("k", "v")
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return f"kv-int{self.bits}"
 
     def __call__(self, t: Tensor, place: Place) -> Tensor:

@@ -97,7 +97,7 @@ class AblationRunner:
             for edit in self._edits(kind, cell, model):
                 runs = [[self._edit(edit, [place], pair)] for place in _places(heads)]
                 share = cell.cost / (len(runs) * self._draw_count + 1)
-                singles.append(replay.values(runs, lambda done, share=share: self.context.advance(done * share)))
+                singles.append(replay.values(runs, partial(self._advance, share)))
                 together.append(replay.values([[self._edit(edit, _places(one), pair)] for one in head_sets]))
             single_heads += [
                 {"kind": self._stored_kind(kind), **unit, "metric_after": value}
@@ -117,6 +117,9 @@ class AblationRunner:
     def _stored_kind(self, kind: str) -> str:
         """The kind of ablation with its positions, unless these are all."""
         return kind if "all" in self.options.positions else f"{kind}{POSITIONS_MARK}{','.join(self.options.positions)}"
+
+    def _advance(self, share: float, runs: int) -> None:
+        self.context.advance(share * runs)
 
     def _edit(self, kind: Any, places: Sequence[LayerHead], pair: TokenPair) -> Edit:
         """The ablation of heads at the chosen positions of the prompt of a pair."""

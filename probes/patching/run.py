@@ -1,6 +1,7 @@
 """Runner of the patching probe: estimates and exact patches of one prompt pair of one model per cell."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -225,11 +226,14 @@ class PatchingRunner:
                 places = [(unit, positions) for unit in units for positions in spans]
                 runs = [replay.patch(activation, direction, [unit], positions) for unit, positions in places]
                 share = cell.cost / (sweep_count * len(places) + 1)
-                values = replay.evaluate(direction, runs, lambda done, share=share: self.context.advance(done * share))
+                values = replay.evaluate(direction, runs, partial(self._advance, share))
                 for (unit, positions), value in zip(places, values, strict=True):
                     columns = unit_columns(model, unit) | result_columns(replay, activation, direction, value)
                     for span in spans[positions]:
                         yield {**columns, **span.columns, "method": "exact"}
+
+    def _advance(self, share: float, runs: int) -> None:
+        self.context.advance(share * runs)
 
     def _spans(self, pair: TokenPair, with_positions: bool) -> list["PatchedSpan"]:
         """All positions of a pair together, each position if requested, and the named spans."""
