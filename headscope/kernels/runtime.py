@@ -30,6 +30,8 @@ def runs_kernels(record: AttentionRecord) -> bool:
     q = record.q
     if not _is_kernel_device(q.device) or q.dtype not in SUPPORTED_DTYPES or q.shape[-1] > MAX_HEAD_DIM:
         return False
+    if record.logit_edits:
+        return False
     if record.chosen is not None:
         _replace("all kernels", "the model's indexer chooses the keys")
         return False

@@ -102,34 +102,21 @@ def _joined(tiles: Sequence[RowSums]) -> RowSums:
 
 def _tile_sums(record: AttentionRecord, row_indices: IntArray) -> RowSums:
     """Sums of one tile of rows, in one sweep over their keys."""
-    (heads, count, _), (groups, keys, dim) = record.q.shape, record.k.shape
+    (heads, count, _), keys = record.q.shape, record.k.shape[1]
     shape = (heads, len(row_indices))
     device, own_keys = record.q.device, row_indices + keys - count
     visible_counts = count_visible_keys(record, row_indices + query_range(record).start)
     first, last = int(own_keys[0] - visible_counts[0]) + 1, int(own_keys[-1])
-    rows, own_key_index, visible = to_device(device, np.stack((row_indices, own_keys, visible_counts)))
-    q = record.q[:, rows].float().reshape(groups, -1, dim)
-    minus_lse = -record.lse[:, rows].float().reshape(groups, -1, 1)
+    rows, own_key_index = to_device(device, np.stack((row_indices, own_keys)))
+    lse = record.lse[:, rows, None].float()
     largest = torch.full(shape, MASKED_LOGIT, device=device)
     squares, neg_entropy, sink, key_mass = (torch.zeros(shape, device=device) for _ in range(4))
     distance_and_local = torch.zeros(shape[1], shape[0], 2, device=device)
     size = items_per_tile(device, KEY_TILE, heads * len(row_indices))
-    is_chosen = None if record.chosen is None else record.is_chosen(rows)
     for start in range(first, last + 1, size):
         stop = min(start + size, last + 1)
-        scaled = record.k[:, start:stop].float().transpose(1, 2) * record.scaling
-        log_weight = (
-            torch.baddbmm(minus_lse, q, scaled)
-            if record.softcap is None
-            else record.soft_cap(torch.bmm(q, scaled)) + minus_lse
-        ).view(*shape, -1)
+        log_weight = (record.masked_logits(rows, slice(start, stop)) - lse).clamp_(min=MASKED_LOGIT)
         distance = own_key_index[:, None] - torch.arange(start, stop, device=device)
-        if own_keys[0] + 1 < stop:
-            log_weight.masked_fill_(distance < 0, MASKED_LOGIT)
-        if (own_keys - start >= visible_counts).any():
-            log_weight.masked_fill_(distance >= visible[:, None], MASKED_LOGIT)
-        if is_chosen is not None:
-            log_weight.masked_fill_(~is_chosen[..., start:stop], MASKED_LOGIT)
         weight = log_weight.exp()
         largest = torch.maximum(largest, log_weight.amax(-1))
         squares += torch.linalg.vecdot(weight, weight)

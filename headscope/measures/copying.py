@@ -38,19 +38,8 @@ def last_query_weights(records: Sequence[AttentionRecord]) -> Tensor:
 
     The records are those of one layer and of sequences of one length; they must hold all keys.
     """
-    first = records[0]
-    k = torch.stack([record.k for record in records]).float()
-    q = torch.stack([record.q[:, -1] for record in records]).float().view(*k.shape[:2], -1, k.shape[-1])
-    logits = first.soft_cap((q @ k.mT).flatten(1, 2) * first.scaling)
-    logits[..., : k.shape[2] - first.last_visible_count] = -torch.inf
-    if first.chosen is not None:
-        last = torch.tensor([first.q.shape[1] - 1], device=q.device)
-        logits.masked_fill_(~torch.stack([record.is_chosen(last)[:, 0] for record in records]), -torch.inf)
-    weights = logits.softmax(-1)
-    if first.sink is not None:
-        sinks = [record.sink_weight for record in records]
-        weights = weights * (1 - torch.stack([sink[:, -1:] for sink in sinks if sink is not None]))
-    return weights
+    last = torch.tensor([records[0].q.shape[1] - 1], device=records[0].q.device)
+    return torch.stack([record.weights(last)[:, 0] for record in records])
 
 
 class StepTensors:

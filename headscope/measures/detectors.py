@@ -17,7 +17,7 @@ from headscope.measures.row_sampling import IntArray, copy_together, count_visib
 ROWS_PER_CHUNK = 4096
 """Rows whose queries and keys are in memory at once."""
 ROWS_PER_TILE = 64
-"""Rows whose chosen keys are in memory at once."""
+"""The same where the logits of whole rows are needed, because they are edited."""
 DETECTOR_KINDS = ("previous", "current", "first", "duplicate", "induction")
 """Kinds of keys, in the order of all results."""
 
@@ -37,22 +37,12 @@ def detector_rows_and_keys(kind: str, prefix_length: int, period: int) -> tuple[
 
 def attention_weights_at(record: AttentionRecord, rows: Tensor, keys: Tensor) -> Tensor:
     """Weight of row rows[n] on key keys[n], for every n: [H, n], float32, 0..1."""
-    groups, _, dim = record.k.shape
+    at_once = ROWS_PER_TILE if record.logit_edits else ROWS_PER_CHUNK
     weights = []
-    chunks = zip(torch.split(rows, ROWS_PER_CHUNK), torch.split(keys, ROWS_PER_CHUNK), strict=True)
-    for chunk_rows, chunk_keys in chunks:
-        q = record.q[:, chunk_rows].float().view(groups, -1, len(chunk_rows), dim)
-        logits = record.soft_cap((q * record.k[:, None, chunk_keys].float()).sum(-1).flatten(0, 1) * record.scaling)
-        if record.chosen is not None:
-            logits.masked_fill_(~_is_chosen(record, chunk_rows, chunk_keys), -torch.inf)
+    for chunk_rows, chunk_keys in zip(torch.split(rows, at_once), torch.split(keys, at_once), strict=True):
+        logits = record.logits_at(chunk_rows, chunk_keys[:, None])[..., 0]
         weights.append((logits - record.lse[:, chunk_rows]).exp().clamp(max=1))
     return torch.cat(weights, -1)
-
-
-def _is_chosen(record: AttentionRecord, rows: Tensor, keys: Tensor) -> Tensor:
-    """Whether the model's indexer chose key keys[n] for row rows[n]: bool [H, n]."""
-    tiles = zip(torch.split(rows, ROWS_PER_TILE), torch.split(keys, ROWS_PER_TILE), strict=True)
-    return torch.cat([record.is_chosen(tile)[:, torch.arange(len(tile)), at] for tile, at in tiles], 1)
 
 
 class DetectorScores:

@@ -19,16 +19,10 @@ def max_logits(record: AttentionRecord) -> tuple[Tensor, Tensor, Tensor]:
     Learned sinks are no keys and do not count. The record must have `row_sums`.
     """
     assert record.row_sums is not None
-    groups, keys, dim = record.k.shape
     row = record.row_sums.max_logit.argmax(-1)
-    queries = record.q.gather(1, row[:, None, None].expand(-1, 1, dim)).float().view(groups, -1, dim)
-    logits = record.soft_cap(queries @ record.k.float().mT * record.scaling).view(len(row), keys)
-    own = row + keys - record.q.shape[1]
-    distance = own[:, None] - torch.arange(keys, device=row.device)
-    is_hidden = (distance < 0) | (distance >= record.visible_counts[row][:, None])
-    if record.chosen is not None:
-        is_hidden |= ~record.is_chosen(row).diagonal(dim1=0, dim2=1).mT  # row h is that of head h
-    largest, key = logits.masked_fill_(is_hidden, -torch.inf).max(-1)
+    # All heads at the rows of all heads: row h is that of head h.
+    logits = record.masked_logits(row, slice(0, record.k.shape[1])).diagonal(dim1=0, dim2=1).mT
+    largest, key = logits.max(-1)
     return largest, row + query_range(record).start, key + record.first_key
 
 
