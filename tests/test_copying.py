@@ -27,10 +27,14 @@ def random_record(
     q, z = (torch.randn(heads, queries, 8, generator=generator) for _ in range(2))
     k, v = (torch.randn(groups, keys, 8, generator=generator) for _ in range(2))
     row = AttentionRecord(0, 0, q, k, v, z, torch.zeros(heads, queries), 0.7, window, softcap=softcap)
-    if not sinks:
-        return row
-    row = replace(row, sink=torch.randn(heads, generator=generator))
-    return replace(row, lse=logits(row).logsumexp(-1).float()[:, None].expand(-1, queries))
+    if sinks:
+        row = replace(row, sink=torch.randn(heads, generator=generator))
+    return with_log_sum(row)
+
+
+def with_log_sum(row: AttentionRecord) -> AttentionRecord:
+    """The record with the log-sum-exp of the last query in every row."""
+    return replace(row, lse=logits(row).logsumexp(-1).float()[:, None].expand(-1, row.q.shape[1]))
 
 
 def logits(row: AttentionRecord) -> Tensor:
@@ -102,7 +106,7 @@ def accumulate_steps(top_keys: list[list[int]], keys: int) -> CopyScoreAccumulat
         k = torch.eye(keys)[None]
         q = torch.eye(keys)[keys_by_head][:, None] * 50
         record = AttentionRecord(0, 0, q, k, k, q, torch.zeros(len(keys_by_head), 1), 1.0, None)
-        rows.add(0, [0], last_query_weights([record]))
+        rows.add(0, [0], last_query_weights([with_log_sum(record)]))
     return rows
 
 
