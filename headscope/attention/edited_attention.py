@@ -58,10 +58,10 @@ class EditedLayer:
             at, groups = heads.to(q.device), (heads // per_group).to(q.device)
             q, k, v, sink = q[at], k[groups], v[groups], None if sink is None else sink[at]
             edits = [edit.at(heads) for edit in edits]
-        empty = q.new_empty(0)
+        z = q.new_empty(len(q), 0, 0) if z is None else z
+        lse = q.new_empty(len(q), 0) if lse is None else lse
         return AttentionRecord(
-            self.layer, sequence, q, k, v, empty if z is None else z, empty if lse is None else lse, variant.scaling,
-            variant.window, self.first_key, variant.chunk_size, variant.softcap, sink,
+            self.layer, sequence, q, k, v, z, lse, variant.scaling, variant.window, self.first_key, variant.chunk_size, variant.softcap, sink,
             chosen=None if variant.chosen is None else variant.chosen.of_sequence(sequence),
             logit_edits=[edit for edit in edits if bool(edit.mask.any())],
             kv_groups=self.kv_groups if self.kv_groups != len(k) and heads is None else None,

@@ -7,7 +7,8 @@ stages compose, whatever the order in which they were registered. Two edits of o
 Axes: B sequences of the batch, H query heads, G KV groups, Lq queries, Lk keys, d head dimension, dv value dimension.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -25,6 +26,17 @@ INPUTS: tuple[Literal["q", "k", "v"], ...] = ("q", "k", "v")
 prompt_length: ContextVar[int | None] = ContextVar("prompt_length", default=None)
 """The number of tokens of the prompt in the passes that run, if these passes know it: without the answer's tokens, and
 the whole text where it is read in chunks."""
+
+
+@contextmanager
+def knowing_prompt_length(tokens: int) -> Iterator[None]:
+    """Let the passes inside the `with` know the length of their prompt, unless an outer context knows it."""
+    token = prompt_length.set(tokens) if prompt_length.get() is None else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            prompt_length.reset(token)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from headscope.attention.edits import knowing_prompt_length
 from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
 from headscope.forward.capture import capturing, trial_pass
 from headscope.forward.carried_state import shares_keys_across_layers
@@ -72,7 +73,7 @@ def chunked_hidden_states(model: Model, ids: Tensor, chunk_tokens: int) -> Tenso
     stream: Tensor | None = None
     for layer in layers:
         layer_input = stream
-        with runner.running_only(layer):
+        with runner.running_only(layer), knowing_prompt_length(length):
             for layer_cache.chunk_start in range(0, length, chunk_tokens):
                 tokens = slice(layer_cache.chunk_start, layer_cache.chunk_start + chunk_tokens)
                 runner.residual_stream = None if layer_input is None else layer_input[..., tokens, :]

@@ -14,6 +14,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from headscope.attention import backend
+from headscope.attention.edits import LayerEdit, knowing_prompt_length
 from headscope.attention.listeners import Listener
 from headscope.attention.record import AttentionRecord
 from headscope.forward.backbone import check_input_ids, refuse_non_finite
@@ -57,6 +59,7 @@ class PrefixCachedGenerator:
         # Without the config, sliding layers also keep every key, so they can be cropped; the backend applies windows.
         self._cache = DynamicCache()
         self._cached_ids: TokenIds = np.empty(0, np.int32)
+        self._edits: list[LayerEdit] = []
 
     def batch_size(self, tokens: int) -> int:
         """Number of prompts of `tokens` tokens that `generate_batch` should get at once."""
@@ -81,7 +84,10 @@ class PrefixCachedGenerator:
         single prompts by rounding.
         """
         answers: list[list[int]] = [[] for _ in requests]
-        with evaluating(self.model), attached(self.model):
+        edits = backend.registered_edits(self.model.attention_modules)
+        if edits != self._edits:  # the cached keys are those of other edits
+            self._edits, self._cache, self._cached_ids = edits, DynamicCache(), np.empty(0, np.int32)
+        with evaluating(self.model), attached(self.model), knowing_prompt_length(len(requests[0].prompt)):
             is_batch = self.shares_prefixes and len(requests) > 1
             caches = []
             for number, request in enumerate(requests):

@@ -38,7 +38,7 @@ def far_mass(record: AttentionRecord, rows: IntArray, window: StreamingWindow) -
 
 
 def _tile_far_mass(record: AttentionRecord, rows: IntArray, window: StreamingWindow) -> Tensor:
-    (heads, _, dim), (groups, keys, _) = record.q.shape, record.k.shape
+    keys = record.k.shape[1]
     own = rows + query_range(record).start  # positions in the document, as those of all keys below
     first_keys = np.arange(min(window.sink, record.first_key + keys))
     sinks = np.broadcast_to(first_keys, (len(rows), len(first_keys)))
@@ -49,14 +49,8 @@ def _tile_far_mass(record: AttentionRecord, rows: IntArray, window: StreamingWin
     inside[:, sinks.shape[1] :] &= recent >= window.sink  # counted among the first keys
     index = to_device(record.k.device, np.clip(columns - record.first_key, 0, keys - 1))
     row_index = to_device(record.q.device, rows)
-    q = record.q[:, row_index].float().view(groups, -1, len(rows), dim)
-    logits = record.soft_cap(torch.einsum("ghrd,grkd->ghrk", q, record.k[:, index].float()) * record.scaling)
-    weight = (logits.reshape(heads, len(rows), -1) - record.lse[:, row_index, None]).exp()
-    seen = weight.masked_fill_(to_device(weight.device, ~inside), 0)
-    if record.chosen is not None:
-        is_chosen = record.is_chosen(row_index)
-        seen = seen * is_chosen.gather(-1, index.expand(len(is_chosen), -1, -1))
-    seen = seen.sum(-1)
+    weight = (record.logits_at(row_index, index) - record.lse[:, row_index, None]).exp()
+    seen = weight.masked_fill_(to_device(weight.device, ~inside), 0).sum(-1)
     if record.sink_weight is not None:
         seen = seen + record.sink_weight[:, row_index]
     return (1 - seen).clamp(0, 1)
