@@ -446,28 +446,35 @@ class Replay:
         backward pass for each objective; runs of disjoint heads and tokens share a pass of attention.
         """
         totals = torch.zeros(len(runs), len(objectives), self.ids.shape[1] - self.start, dtype=torch.float64)
-        if any(not edit.is_of_part for run in runs for edit in run):
-            self.backpropagate(objectives, partial(self._add_products_of_heads, runs, totals))
+        by_layer: dict[int, dict[int, list[LayerEdit]]] = defaultdict(lambda: defaultdict(list))
+        for number, run in enumerate(runs):
+            for edit in run:
+                for layer in () if edit.is_of_part else edit.layers:
+                    by_layer[layer][number] += edit.layer_edits(layer)
+        if by_layer:
+            self.backpropagate(objectives, partial(self._add_products_of_heads, by_layer, totals))
         if any(edit.is_of_part for run in runs for edit in run):
             self._add_products_of_parts(runs, objectives, totals)
         return [combine(of_run) for of_run in totals]
 
     def _add_products_of_heads(
         self,
-        runs: Sequence[Run],
+        edits_by_layer: Mapping[int, Mapping[int, list[LayerEdit]]],
         totals: Tensor,
         layer: int,
         z: Tensor,
         call: backend.AttentionCall,
         gradients: Sequence[Tensor],
     ) -> None:
-        """Add <gradient, z' - z> of one attention layer to the totals [runs, objectives, n]."""
+        """Add <gradient, z' - z> of one attention layer to the totals [runs, objectives, n].
+
+        `edits_by_layer` are the edits of the runs by layer and number of the run.
+        """
         tokens = torch.arange(self.start, self.ids.shape[1])
-        members: list[tuple[int, list[LayerEdit], Tensor]] = []
-        for number, run in enumerate(runs):
-            edits = [of_layer for edit in run if layer in edit.layers for of_layer in edit.layer_edits(layer)]
-            if edits and not run[0].is_of_part:
-                members.append((number, edits, _changed_rows(edits, z.shape[1], tokens, self.prompt_length)))
+        members = [
+            (number, edits, _changed_rows(edits, z.shape[1], tokens, self.prompt_length))
+            for number, edits in edits_by_layer.get(layer, {}).items()
+        ]
         for pack in _disjoint(members):
             change = call.outputs_with([edit for _, edits, _ in pack for edit in edits], z).float() - z.float()
             products = torch.stack([(change * gradient.float()).sum(-1)[0].double().cpu() for gradient in gradients])
