@@ -85,7 +85,19 @@ def survives(name: str) -> bool:
         source = file.read_text()
         assert source.count(old) == 1, f"{name}: '{old}' occurs {source.count(old)} times in {module}.py"
         file.write_text(source.replace(old, new))
-        command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-k", FAMILIES, "tests/test_edit_laws.py"]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "pytest",
+            "-n",
+            "0",
+            "-x",
+            "-q",
+            "-k",
+            FAMILIES,
+            "tests/test_edit_laws.py",
+        ]
         paths = os.pathsep.join([folder, str(ROOT), os.environ.get("PYTHONPATH", "")])
         finished = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, capture_output=True)
         assert finished.returncode in (0, 1), finished.stdout.decode()[-2000:]

@@ -32,7 +32,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "head_names": {"errors", "heads", "model_identity", "runs", "user_input"},
     "attention": {"errors", "compat"},
     "kernels": {"attention"},
-    "measures": {"attention", "bins", "kernels", "streaming"},
+    "measures": {"errors", "attention", "bins", "kernels", "streaming"},
     "models": {"errors", "compat", "user_input", "model_spec", "model_identity", "attention"},
     "positions": {"errors", "user_input", "model_spec", "model_identity", "attention", "models"},
     "forward": {
@@ -50,16 +50,19 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "prompts",
     },
     "decomposition": {"compat", "errors", "heads", "attention", "models", "positions", "forward", "measures"},
-    "patching": {
-        "compat",
-        "errors",
-        "heads",
-        "attention",
-        "models",
-        "positions",
-        "forward",
-        "decomposition",
-        "prompts",
+    "interventions": {
+        *(
+            "errors",
+            "heads",
+            "model_identity",
+            "streaming",
+            "user_input",
+            "attention",
+            "measures",
+            "models",
+            "positions",
+        ),
+        *("forward", "decomposition", "prompts"),
     },
     "prompts": {"errors", "user_input"},
     "runs": {
@@ -115,7 +118,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     },
     "playground": {
         *("errors", "heads", "model_spec", "scores", "attention", "models", "positions", "forward", "measures"),
-        *("decomposition", "patching", "prompts", "streaming", "study", "user_input"),
+        *("decomposition", "interventions", "prompts", "streaming", "study", "user_input"),
     },
     "api": {"errors", "user_input", "plugins", "probe", "runs", "results", "rendering", "study", "models", "positions"},
     "callback": {"errors", "study"},

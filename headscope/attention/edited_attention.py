@@ -61,7 +61,8 @@ class EditedLayer:
         z = q.new_empty(len(q), 0, 0) if z is None else z
         lse = q.new_empty(len(q), 0) if lse is None else lse
         return AttentionRecord(
-            self.layer, sequence, q, k, v, z, lse, variant.scaling, variant.window, self.first_key, variant.chunk_size, variant.softcap, sink,
+            self.layer, sequence, q, k, v, z, lse, variant.scaling, variant.window, self.first_key,
+            variant.chunk_size, variant.softcap, sink,
             chosen=None if variant.chosen is None else variant.chosen.of_sequence(sequence),
             logit_edits=[edit for edit in edits if bool(edit.mask.any())],
             kv_groups=self.kv_groups if self.kv_groups != len(k) and heads is None else None,

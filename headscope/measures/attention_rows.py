@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.record import LOCAL_DISTANCE, MASKED_LOGIT, AttentionRecord, RowSums
+from headscope.errors import BadInput
 from headscope.kernels.runtime import attempt, runs_kernels
 from headscope.measures.binned_means import BinnedRowMeans
 from headscope.measures.row_sampling import (
@@ -113,6 +114,7 @@ def _tile_sums(record: AttentionRecord, row_indices: IntArray) -> RowSums:
     squares, neg_entropy, sink, key_mass = (torch.zeros(shape, device=device) for _ in range(4))
     distance_and_local = torch.zeros(shape[1], shape[0], 2, device=device)
     size = items_per_tile(device, KEY_TILE, heads * len(row_indices))
+    needs_mass = record.sink is not None or len(record.logit_edits) > 0
     for start in range(first, last + 1, size):
         stop = min(start + size, last + 1)
         log_weight = (record.masked_logits(rows, slice(start, stop)) - lse).clamp_(min=MASKED_LOGIT)
@@ -121,7 +123,7 @@ def _tile_sums(record: AttentionRecord, row_indices: IntArray) -> RowSums:
         largest = torch.maximum(largest, log_weight.amax(-1))
         squares += torch.linalg.vecdot(weight, weight)
         neg_entropy += torch.linalg.vecdot(weight, log_weight)
-        if record.sink is not None:
+        if needs_mass:
             key_mass += weight.sum(-1)
         # Distances, not key indices: far from the start, a mean index minus the row's own index would lose precision.
         key_values = torch.stack((distance.float(), (distance < LOCAL_DISTANCE).float()), -1)
@@ -129,11 +131,22 @@ def _tile_sums(record: AttentionRecord, row_indices: IntArray) -> RowSums:
         if start == 0 and record.first_key == 0:
             sink = weight[..., 0].clone()
     mean_distance, local = distance_and_local.permute(2, 1, 0)
-    if record.sink is not None:
+    if needs_mass:
+        _refuse_rows_without_keys(record, key_mass)
         squares, mean_distance = squares / key_mass**2, mean_distance / key_mass
         neg_entropy = neg_entropy / key_mass - key_mass.log()
     max_logit = largest + record.lse[:, rows]
     return RowSums(max_logit, largest.exp(), sink, local, squares, neg_entropy, mean_distance)
+
+
+def _refuse_rows_without_keys(record: AttentionRecord, key_mass: Tensor) -> None:
+    """Raise BadInput if edits of logits leave a row no key: it has no effective length."""
+    if record.logit_edits and bool((key_mass == 0).any()):
+        names = ", ".join(sorted({edit.kind.name for edit in record.logit_edits}))
+        raise BadInput(
+            f"rows of attention layer {record.layer} attend to no key under {names}, so that they have no effective "
+            "length. Measure without this context, or leave keys to every row"
+        )
 
 
 class AttentionRows(BinnedRowMeans):
