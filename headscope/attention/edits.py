@@ -164,7 +164,6 @@ class LayerEdit:
     label: str
     sequences: range | None = None
     """Sequences of the batch; None is all."""
-
     layer: int = 0
     """Index of the attention layer."""
 
@@ -212,10 +211,6 @@ class LayerInputs:
         return self.first_key == 0 and self.q.shape[2] == self.k.shape[2]
 
 
-Masks = Sequence[tuple[Any, Tensor]]
-"""Kinds, each with the heads and tokens bool [B, H, L] that it edits."""
-
-
 class LayerEdits:
     """The edits of one layer in one pass: which tokens of which heads each kind changes. Raises BadInput for conflicts.
 
@@ -257,11 +252,12 @@ class LayerEdits:
         for name in edit.tensors:
             tokens = inputs.key_tokens if name in "kv" else inputs.query_tokens
             mask = torch.zeros(batch, heads, len(tokens), dtype=torch.bool)
-            for sequence in own:
-                mask[sequence - first, list(edit.heads)] = self._tokens_of(edit, sequence, tokens)
-                if edit.tokens.tokens is not None and not edit.tokens.counts_from_end and edit.sequences is None:
-                    mask[: len(own)] = mask[:1].clone()  # the same tokens in every sequence
-                    break
+            if edit.tokens.counts_from_end:
+                for sequence in own:
+                    mask[sequence - first, list(edit.heads)] = self._tokens_of(edit, sequence, tokens)
+            else:
+                of_sequences = slice(own.start - first, own.stop - first)
+                mask[of_sequences, list(edit.heads)] = self._tokens_of(edit, own.start, tokens)
             edit.tokens.is_used |= bool(mask.any())
             if name != "logits":
                 self._refuse_conflict(name, edit, mask)
@@ -279,16 +275,11 @@ class LayerEdits:
 
     def _refuse_conflict(self, name: str, edit: LayerEdit, mask: Tensor) -> None:
         for other, owned in self._owners.setdefault(name, []):
-            if bool((owned & mask).any()):
+            if _share_sequences(other, edit) and bool((owned & mask).any()):
                 raise BadInput(
                     f"two edits of {name} of one head and token: {other.label}, and {edit.label}. Use one of them"
                 )
         self._owners[name].append((edit, mask))
-
-    @property
-    def edits_inputs(self) -> bool:
-        """Whether q, k or v change."""
-        return bool(self._joint) or any(name in self._masks for name in INPUTS)
 
     def edited_inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v after stage (a). k and v have an entry for every query head where heads of a group differ."""
@@ -355,6 +346,13 @@ class LayerEdits:
             for entry, value in zip(entries, values.expand(-1, len(entries), -1, -1).unbind(1), strict=True):
                 tensor[sequences, entry] = value
             edited[name] = tensor
+
+
+def _share_sequences(first: LayerEdit, second: LayerEdit) -> bool:
+    """Whether two edits act in one sequence of the batch."""
+    if first.sequences is None or second.sequences is None:
+        return True
+    return first.sequences.start < second.sequences.stop and second.sequences.start < first.sequences.stop
 
 
 def _are_equal_in_groups(mask: Tensor, groups: int) -> bool:
