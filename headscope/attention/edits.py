@@ -332,7 +332,7 @@ class LayerEdits:
     def _change_together(
         self, edit: LayerEdit, mask: Tensor, old: Mapping[str, Tensor], edited: dict[str, Tensor]
     ) -> None:
-        """Change q, k and v of one unit by a kind of all three, at all tokens."""
+        """Change q, k and v of one unit by a kind of all three, where the mask of its keys [B, H, Lk] is True."""
         assert isinstance(edit.kind, InputsKind)
         heads, chosen = self.inputs.q.shape[1], [*edit.heads]
         step = heads // old["k"].shape[1]
@@ -343,8 +343,10 @@ class LayerEdits:
         for name, values in zip(INPUTS, new, strict=True):
             tensor = edited[name].clone()
             entries = chosen if name == "q" else keys
+            rows = mask.to(tensor.device)[sequences, :, -tensor.shape[2] :, None]
             for entry, value in zip(entries, values.expand(-1, len(entries), -1, -1).unbind(1), strict=True):
-                tensor[sequences, entry] = value
+                head = entry * (heads // tensor.shape[1])
+                tensor[sequences, entry] = torch.where(rows[:, head], value, tensor[sequences, entry])
             edited[name] = tensor
 
 

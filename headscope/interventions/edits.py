@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from headscope.attention import backend
-from headscope.attention.edits import LayerEdit, Target, TokenSet
+from headscope.attention.edits import InputsKind, LayerEdit, Target, TokenSet
 from headscope.attention.logit_edits import LogitKind
 from headscope.attention.record import Geometry
 from headscope.errors import BadInput
@@ -43,6 +43,8 @@ class Edit:
     tokens: TokenSet = field(default_factory=TokenSet)
     heads_name: str = ""
     """The heads in labels; by default their names by index of the layer."""
+    units: tuple[tuple[LayerHead, ...], ...] = ()
+    """The heads whose q, k and v an `InputsKind` changes together; by default it changes each head alone."""
 
     @property
     def label(self) -> str:
@@ -61,19 +63,27 @@ class Edit:
         """Whether it changes a part of decoder layers."""
         return self.targets[0] in PARTS
 
+    @property
+    def is_of_inputs(self) -> bool:
+        """Whether its kind changes q, k and v of a unit together."""
+        return isinstance(self.kind, InputsKind)
+
     def layer_edits(self, layer: int, sequences: range | None = None) -> list[LayerEdit]:
         """The edit of one attention layer, one for each target, in some sequences of the batch."""
-        heads = tuple(head for own, head in self.heads if own == layer)
+        units = (self.units or tuple((place,) for place in self.heads)) if self.is_of_inputs else (self.heads,)
+        by_unit = [tuple(head for own, head in unit if own == layer) for unit in units]
         return [
             LayerEdit(self.kind, cast(Target, target), heads, self.tokens, self.label, sequences, layer)
             for target in self.targets
+            for heads in by_unit
+            if heads
         ]
 
 
 def edit_units(kind: Any, units: Sequence[Unit], geometry: Geometry) -> Edit:
     """One kind on units, at all tokens."""
-    heads = tuple(place for unit in units for place in unit.heads(geometry))
-    return Edit(kind, heads, targets_of(kind))
+    by_unit = tuple(dict.fromkeys(unit.heads(geometry) for unit in units))
+    return Edit(kind, tuple(place for heads in by_unit for place in heads), targets_of(kind), units=by_unit)
 
 
 Run = Sequence[Edit]
