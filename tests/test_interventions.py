@@ -1,4 +1,4 @@
-"""Resets and ablations in the seam equal brute force: the model rebuilt, or its tensors cut by hand."""
+"""Resets and ablations of running heads equal brute force: the model rebuilt, or its tensors edited by hand."""
 
 from collections.abc import Callable
 from itertools import cycle
@@ -13,18 +13,14 @@ from support.replayed_losses import IDS, full_pass_loss, replay_losses
 from torch import Tensor, nn
 
 import headscope as hs
-from headscope.attention import backend
+from headscope.attention.edits import TokenSet
+from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
-from headscope.forward.interventions import (
-    ABLATIONS,
-    PositionReset,
-    Unit,
-    head_units,
-    kv_group_units,
-    layer_output_edit,
-    qkv_intervention,
-)
+from headscope.interventions.edits import edit, edit_units, edited
+from headscope.interventions.kinds import DocumentMean, InputsFunction, Scale, Uniform, Zero
+from headscope.interventions.position_kinds import PositionReset
+from headscope.interventions.units import Unit, head_units, kv_group_units
 from headscope.positions import AdaRoPE, attached, resolve_schedule
 from headscope.positions.model import Model
 from headscope.positions.schedule import FixedSchedule, Schedule
@@ -101,27 +97,19 @@ def test_a_head_reset_without_its_group_attends_to_its_own_reset_keys(model: Mod
             layers.listen(lambda record: outputs.append(record.z.clone()), [unit.layer])
             model.module(IDS, use_cache=False)
     before, after = outputs
-    checked: list[backend.AttentionCall] = []
-
-    def check(z: Tensor, call: backend.AttentionCall) -> Tensor:
-        checked.append(call)
-        changed = layer_output_edit(
-            PositionReset(component, adapter, adapter.untrained_copy(), geometry), [unit], geometry
-        )(z, call)
-        torch.testing.assert_close(changed[0, unit.head], after[unit.head], rtol=1e-4, atol=1e-4)
-        other_heads = [head for head in range(geometry.heads) if head != unit.head]
-        assert torch.equal(changed[0, other_heads], z[0, other_heads])
-        return z
-
-    with attached(model, adapter), capturing(model) as layers, torch.no_grad():
-        layers.edit_output(unit.layer, check)
+    reset = PositionReset(component, adapter, adapter.untrained_copy(), geometry)
+    with attached(model, adapter), edited(model, [edit_units(reset, [unit], geometry)]) as layers, torch.no_grad():
+        layers.listen(lambda record: outputs.append(record.z.clone()), [unit.layer])
         model.module(IDS, use_cache=False)
-    assert len(checked) == 1
+    changed = outputs.pop()
+    torch.testing.assert_close(changed[unit.head], after[unit.head], rtol=1e-4, atol=1e-4)
+    other_heads = [head for head in range(geometry.heads) if head != unit.head]
+    assert torch.equal(changed[other_heads], before[other_heads])
     assert not torch.allclose(before[unit.head], after[unit.head], atol=1e-3)
 
 
 def by_hand(model: Model, unit: Unit, edit: Callable[[Tensor], Tensor]) -> float:
-    """Loss with `edit` on the unit's slice of the input of o_proj, found by its width: no seam."""
+    """Loss with `edit` on the unit's slice of the input of o_proj, found by its width."""
     projection = next(
         module
         for name, module in model.attention_modules[unit.layer].named_modules()
@@ -145,30 +133,25 @@ def by_hand(model: Model, unit: Unit, edit: Callable[[Tensor], Tensor]) -> float
 
 def test_zero_and_mean_ablation_equal_editing_the_input_of_o_proj(model: Model) -> None:
     unit, schedule = head_units(model.geometry)[-2], resolve_schedule(model, "base")
-    zero, mean, uniform, _ = replay_losses(model, schedule, [(ABLATIONS[name], [unit]) for name in ABLATIONS])
+    zero, mean, uniform, _ = replay_losses(
+        model, schedule, [(kind, [unit]) for kind in (Zero(), DocumentMean(), Uniform())]
+    )
     assert zero == pytest.approx(by_hand(model, unit, torch.zeros_like), abs=1e-6)
     assert mean == pytest.approx(by_hand(model, unit, lambda z: z.mean(1, keepdim=True)), abs=1e-6)
-    assert abs(uniform - zero) > 1e-4, "uniform attention is not silence"
+    assert abs(uniform - zero) > 1e-4, "uniform attention is not zero ablation"
 
 
 def test_uniform_queries_average_the_visible_values(model: Model) -> None:
     unit = head_units(model.geometry)[1]
     window = model.geometry.windows[unit.layer]
-    checked: list[backend.AttentionCall] = []
-
-    def check(z: Tensor, call: backend.AttentionCall) -> Tensor:
-        checked.append(call)
-        changed = layer_output_edit(ABLATIONS["uniform"], [unit], model.geometry)(z, call)
-        v = call.v[0, unit.kv_group]
-        for i in (0, 5, 47):
-            visible_values = v[max(0, i + 1 - (window or 48)) : i + 1]
-            torch.testing.assert_close(changed[0, unit.head, i], visible_values.mean(0), rtol=1e-5, atol=1e-5)
-        return z
-
-    with capturing(model) as layers, torch.no_grad():
-        layers.edit_output(unit.layer, check)
+    records: list[AttentionRecord] = []
+    with edited(model, [edit_units(Uniform(), [unit], model.geometry)]) as layers, torch.no_grad():
+        layers.listen(records.append, [unit.layer])
         model.module(IDS, use_cache=False)
-    assert len(checked) == 1
+    (record,) = records
+    for i in (0, 5, 47):
+        visible_values = record.v[unit.kv_group, max(0, i + 1 - (window or 48)) : i + 1]
+        torch.testing.assert_close(record.z[unit.head, i], visible_values.mean(0), rtol=1e-5, atol=1e-5)
 
 
 def test_user_edit_changes_only_the_tensors_of_its_unit() -> None:
@@ -180,10 +163,45 @@ def test_user_edit_changes_only_the_tensors_of_its_unit() -> None:
         return q, k, torch.zeros_like(v)
 
     schedule, group, head = resolve_schedule(model, "base"), Unit(2, 1), Unit(3, 0, 1)
-    losses = replay_losses(model, schedule, [(qkv_intervention(silent), [group]), (qkv_intervention(silent), [head])])
-    zero = replay_losses(model, schedule, [(ABLATIONS["zero"], [group]), (ABLATIONS["zero"], [head])])
+    losses = replay_losses(model, schedule, [(InputsFunction(silent), [unit]) for unit in (group, head)])
+    zero = replay_losses(model, schedule, [(Zero(), [unit]) for unit in (group, head)])
     assert shapes == [(2, 2, 1, 1), (3, 1, 1, 1)]
     assert losses == pytest.approx(zero, abs=1e-6)
+
+
+def test_a_user_edit_of_several_units_gets_each_of_them_alone() -> None:
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    shapes = []
+
+    def doubled(q: Tensor, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        shapes.append((layer, q.shape[1], k.shape[1], v.shape[1]))
+        return q, k, 2 * v
+
+    units = [Unit(2, 0), Unit(2, 1), Unit(3, 0, 0), Unit(3, 0, 1), Unit(3, 1, 2)]
+    schedule = resolve_schedule(model, "base")
+    together, _ = replay_losses(model, schedule, [(InputsFunction(doubled), units)])
+    expected, _ = replay_losses(model, schedule, [(Scale(2), units)])
+    assert shapes == [(2, 2, 1, 1)] * 2 + [(3, 1, 1, 1)] * 3
+    assert together == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_user_edit_at_some_tokens_keeps_the_others() -> None:
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    records: list[AttentionRecord] = []
+    one = edit(model, InputsFunction(lambda q, k, v, layer: (q + 1, k + 1, v + 1)), "L1H2", TokenSet(slice(3, -4)))
+    for edits in ((), (one,)):
+        with edited(model, edits) as layers, torch.no_grad():
+            layers.listen(records.append, [1])
+            model.module(IDS, use_cache=False)
+    plain, changed = records
+    expected = torch.zeros(IDS.shape[1], 1)
+    expected[3:-4] = 1
+    torch.testing.assert_close(changed.q[2] - plain.q[2], expected.expand_as(plain.q[2]))
+    assert torch.equal(changed.q[[0, 1, 3]], plain.q[[0, 1, 3]])
+    for name in "kv":
+        own, before = getattr(changed, name), getattr(plain, name).repeat_interleave(2, 0)
+        torch.testing.assert_close(own[2] - before[2], expected.expand_as(before[2]))
+        assert torch.equal(own[[0, 1, 3]], before[[0, 1, 3]])
 
 
 def test_an_unused_edit_changes_no_bit(model: Model) -> None:
@@ -198,16 +216,16 @@ def test_an_unused_edit_changes_no_bit(model: Model) -> None:
 def test_changes_reach_each_sequence_of_a_padded_batch_without_its_padding() -> None:
     model = hs.load(families.MEASURABLE["llama-gqa"]())
     adapter, unit = noisy(model), Unit(1, 0)
-    change = layer_output_edit(
+    reset = edit_units(
         PositionReset("joint", adapter, adapter.untrained_copy(), model.geometry), [unit], model.geometry
     )
     short = IDS[:, :20]
     batch = torch.cat((IDS, nn.functional.pad(short, (28, 0))))
     mask = torch.cat((torch.ones_like(IDS), nn.functional.pad(torch.ones_like(short), (28, 0))))
     positions = torch.stack((torch.arange(48), torch.arange(48) - 28)).clamp(min=0)
-    with attached(model, adapter), capturing(model) as layers, torch.no_grad():
+    with attached(model, adapter), torch.no_grad():
         plain = model.module(IDS, use_cache=False).logits[0]
-        layers.edit_output(unit.layer, change)
+    with attached(model, adapter), edited(model, [reset]), torch.no_grad():
         together = model.module(batch, attention_mask=mask, position_ids=positions, use_cache=False).logits
         alone = [model.module(ids, use_cache=False).logits[0] for ids in (IDS, short)]
     torch.testing.assert_close(together[0], alone[0], rtol=1e-4, atol=1e-4)
@@ -292,8 +310,7 @@ def test_an_edit_that_does_not_fit_is_refused_by_name_and_layer(
         layers.edit_qkv(1, edit)
         with refuses(BadInput, f"'{edit.__name__}'", "layer 1", *named):
             model.module(IDS, use_cache=False)
-    intervention = layer_output_edit(qkv_intervention(edit), [Unit(2, 0, 0)], model.geometry)
-    with capturing(model) as layers, torch.no_grad():
-        layers.edit_output(2, intervention)
+    of_unit = edit_units(InputsFunction(edit), [Unit(2, 0, 0)], model.geometry)
+    with edited(model, [of_unit]), torch.no_grad():
         with refuses(BadInput, f"'{edit.__name__}'", "layer 2", *named):
             model.module(IDS, use_cache=False)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from headscope.forward.interventions import Component, Unit
+from headscope.interventions.position_kinds import Component
+from headscope.interventions.units import Unit
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.model import Model
 from headscope.positions.schedule import Schedule
@@ -24,7 +25,7 @@ def noisy(model: Model, size: float = 0.3, seed: int = 1, start: str = "yarn:fac
 def reset_adapter(
     model: Model, adapter: AdaRoPE, component: Component, units: Sequence[Unit], target: Schedule
 ) -> AdaRoPE:
-    """The adapter with the parameters of whole units overwritten by those of `target`: brute force, no seam."""
+    """The adapter with the parameters of whole units overwritten by those of `target`: brute force, without edits."""
     twin = adapter.untrained_copy()
     temperatures = target.tau_and_gamma()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Losses under interventions: from the whole model, and by replay."""
+"""Losses under edits of heads: from the whole model, and by replay."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,13 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.forward.interventions import (
-    ABLATIONS,
-    Intervention,
-    Unit,
-    layer_output_edit,
-)
-from headscope.forward.replay import Replay
+from headscope.interventions.edits import edit_units
+from headscope.interventions.replay import Replay
+from headscope.interventions.units import Unit
 from headscope.positions import attached
 from headscope.positions.model import Model
 from headscope.positions.schedule import Schedule
@@ -29,16 +25,11 @@ def full_pass_loss(model: Model, schedule: Schedule, ids: Tensor = IDS) -> float
 
 
 def replay_losses(
-    model: Model, schedule: Any, interventions: Sequence[tuple[Intervention, Sequence[Unit]]], ids: Tensor = IDS
+    model: Model, schedule: Any, changes: Sequence[tuple[Any, Sequence[Unit]]], ids: Tensor = IDS
 ) -> list[float]:
-    """Mean loss with each intervention on its units; the last is that of nothing changed."""
+    """Mean loss with each kind of edit on its units, one run at a time; the last is that of nothing changed."""
     replay = Replay(model, schedule, ids, memory_bytes=1e9)
+    runs = [*([edit_units(kind, units, model.geometry)] for kind, units in changes), ()]
     with replay.capturing():
         replay.record_streams()
-        losses = []
-        for intervention, units in [*interventions, (ABLATIONS["zero"], [])]:
-            layers = {unit.layer for unit in units}
-            by_layer = {layer: [unit for unit in units if unit.layer == layer] for layer in layers}
-            changes = {layer: layer_output_edit(intervention, at, model.geometry) for layer, at in by_layer.items()}
-            losses.append(replay.losses(changes).double().mean().item())
-        return losses
+        return [losses.double().mean().item() for run in runs for _, losses in replay.losses([run])]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from headscope.forward.interventions import Unit
+from headscope.interventions.units import Unit
 from headscope.positions.model import Model
 
 
