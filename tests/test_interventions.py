@@ -311,6 +311,5 @@ def test_an_edit_that_does_not_fit_is_refused_by_name_and_layer(
         with refuses(BadInput, f"'{edit.__name__}'", "layer 1", *named):
             model.module(IDS, use_cache=False)
     of_unit = edit_units(InputsFunction(edit), [Unit(2, 0, 0)], model.geometry)
-    with edited(model, [of_unit]), torch.no_grad():
-        with refuses(BadInput, f"'{edit.__name__}'", "layer 2", *named):
-            model.module(IDS, use_cache=False)
+    with edited(model, [of_unit]), torch.no_grad(), refuses(BadInput, f"'{edit.__name__}'", "layer 2", *named):
+        model.module(IDS, use_cache=False)

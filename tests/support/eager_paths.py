@@ -1,6 +1,6 @@
 """Path patching by hand: named modules, norms by their formulas, and eager attention with one activation replaced.
 
-Shares no code with `headscope.patching.path_patching`, nor with how headscope finds the modules.
+Shares no code with `headscope.interventions.path_patching`, nor with how headscope finds the modules.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.patching.metrics import PairTokens
-from headscope.patching.path_patching import Path
+from headscope.interventions.metrics import PairTokens
+from headscope.interventions.path_patching import Path
 from headscope.positions.model import Model
 from support import eager_patching
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from headscope.patching.metrics import PairTokens
+from headscope.interventions.metrics import PairTokens
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import generated_pairs
 from support import families

@@ -16,10 +16,12 @@ import headscope as hs
 from headscope.attention.record import AttentionRecord
 from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.forward.interventions import ABLATIONS, Unit, head_units, layer_output_edit
-from headscope.forward.replay import Replay
-from headscope.patching.activation_patching import PatchingReplay
-from headscope.patching.metrics import PairTokens
+from headscope.interventions.edits import edit_units
+from headscope.interventions.kinds import Zero
+from headscope.interventions.metrics import PairTokens
+from headscope.interventions.pair_runs import PairRuns
+from headscope.interventions.replay import Replay
+from headscope.interventions.units import Unit, head_units
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import resolve_schedule
 from headscope.positions.model import Model
@@ -190,20 +192,21 @@ def _influence(model: Model, ids: Tensor, truth: Truth) -> Errors:
     """Zero ablation of single heads, and its estimate for every head, in the untouched model."""
     ids = ids[:, :TEXT_LENGTH]
     replay = Replay(model, model.schedule, ids, memory_bytes=1e9)
-    units = _sample_units(model)
+    units, heads = _sample_units(model), head_units(model.geometry)
+    ablations = {unit: [edit_units(Zero(), [unit], model.geometry)] for unit in heads}
     with replay.capturing():
         replay.record_streams()
-        edits = [{u.layer: layer_output_edit(ABLATIONS["zero"], [u], model.geometry)} for u in units]
-        losses = [float(replay.losses(edit).double().sum()) for edit in edits]
-        estimate = estimate_effects(replay, {"zero": ABLATIONS["zero"]}, draws=0, seed=0)["zero"]
+        losses = dict(replay.losses([ablations[unit] for unit in units]))
+        estimates = estimate_effects(replay, [*ablations.values()], draws=0, seed=0)
     with torch.no_grad():
         expected = [float(_eager_loss(model, ids, {unit.layer: partial(_zero, unit)})) for unit in units]
     factors = [torch.ones(model.geometry.heads, requires_grad=True) for _ in model.attention_modules]
     scaled = {layer: partial(_scale, factor) for layer, factor in enumerate(factors)}
     slopes = torch.stack(torch.autograd.grad(_eager_loss(model, ids, scaled), factors)) / (TEXT_LENGTH - 1)
+    estimated = torch.tensor([estimate.first_order for estimate in estimates]).view_as(slopes)
     return {
-        "ablation": max(abs(loss / own - 1) for loss, own in zip(losses, expected, strict=True)),
-        "estimate": relative(estimate.head_slopes.float(), -slopes),
+        "ablation": max(abs(float(losses[n].double().sum()) / own - 1) for n, own in enumerate(expected)),
+        "estimate": relative(estimated, -slopes),
     }
 
 
@@ -214,9 +217,9 @@ def _patching(model: Model, ids: Tensor, truth: Truth) -> Errors:
     corrupted[0, [2, 9, 15]] = ids[0, TEXT_LENGTH : TEXT_LENGTH + 3]
     answer, wrong = torch.tensor([7]), torch.tensor([9])
     pair = PairTokens(*(torch.cat([prompt, answer[None]], 1) for prompt in (clean, corrupted)), answer, wrong, 20)
-    replay, units = PatchingReplay(model, pair, "logit_diff", memory_bytes=1e9), _sample_units(model)
-    with replay.capturing():
-        values = [value for _, _, value in replay.patch("z", "denoising", units, [None])]
+    runs, units = PairRuns(model, pair, "logit_diff", memory_bytes=1e9), _sample_units(model)
+    with runs.capturing():
+        values = runs.evaluate("denoising", [runs.patch("z", "denoising", [unit]) for unit in units])
     sources: dict[int, Tensor] = {}
     errors = []
     with torch.no_grad():

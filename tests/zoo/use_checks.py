@@ -1,10 +1,10 @@
-"""Every type in the uses of a model: ablation, patching and influence, in batches of copies, and generation.
+"""Every type in the uses of a model: ablation, patching and influence, in batches of runs, and generation.
 
 The numbers are compared with the family's own eager attention: `layout_checks` edits its heads, and generated tokens
 have the logits of one eager pass over the text without a cache and without padding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,8 +14,10 @@ import headscope as hs
 from headscope.attention import backend
 from headscope.errors import BadInput
 from headscope.forward.backbone import decoder_layers
-from headscope.forward.replay import Replay
 from headscope.forward.single_layers import attention_layer_indices
+from headscope.interventions.edits import Edit, Run
+from headscope.interventions.kinds import Scale
+from headscope.interventions.replay import Replay
 from headscope.positions.model import Model
 
 from . import layout_checks
@@ -25,7 +27,7 @@ from .layout_checks import Errors, Measure
 
 COPIES = 2
 TOKENS = (COPIES, 10)
-"""Lengths of the texts of resumed passes. As many tokens as copies show axes that are taken for each other."""
+"""Lengths of the texts of runs. As many tokens as copies show axes that are taken for each other."""
 PROMPT, PADDING, GENERATED = 8, 3, 5
 
 
@@ -35,28 +37,37 @@ def check_uses(make: Callable[[], PreTrainedModel]) -> Verdict:
 
 
 def _resumed_batches(model: Model, ids: Tensor, truth: Truth) -> Errors:
-    """Passes over two copies with different edits, resumed at every layer with attention, against two full passes."""
+    """Two runs with different edits from every layer with attention, and all of them, against full passes."""
     return {f"resumed batch of {length} tokens": _resumption_error(model, ids[:, :length]) for length in TOKENS}
 
 
 @torch.no_grad()
 def _resumption_error(model: Model, ids: Tensor) -> float:
     replay, errors = Replay(model, model.schedule, ids, memory_bytes=1e9), []
+    runs: list[Run] = []
+    expected: list[Tensor] = []
     with replay.capturing():
         replay.record_streams()
         for layer, heads in enumerate(model.geometry.layer_heads):
-            variants: list[Tensor] = []
-            expected = []
-            for factors in torch.rand(COPIES, heads, generator=torch.Generator().manual_seed(0)):
+            for factors in 2 * torch.rand(COPIES, heads, generator=torch.Generator().manual_seed(0)):
 
-                def edit(z: Tensor, call: backend.AttentionCall, factors: Tensor = factors) -> Tensor:
-                    variants.append(z * 2 * factors[:, None, None])  # noqa: B023
-                    return variants[-1]  # noqa: B023
+                def scale(z: Tensor, call: backend.AttentionCall, factors: Tensor = factors) -> Tensor:
+                    return z * factors[:, None, None]
 
-                with backend.editing_output(model.attention_modules[layer], edit):
-                    expected.append(model.module(ids, use_cache=False).logits[:, :-1].float())
-            errors.append(relative(replay.target_logits_of(layer, torch.cat(variants)), torch.cat(expected)))
+                with backend.editing_output(model.attention_modules[layer], scale):
+                    expected.append(model.module(ids, use_cache=False).logits[0, :-1].float())
+                numbers = enumerate(factors.tolist())
+                runs.append([Edit(Scale(factor), ((layer, head),), ("z",)) for head, factor in numbers])
+            errors.append(relative(_logits_of(replay, runs[-COPIES:]), torch.stack(expected[-COPIES:])))
+        errors.append(relative(_logits_of(replay, runs), torch.stack(expected)))
     return max(errors)
+
+
+def _logits_of(replay: Replay, runs: Sequence[Run]) -> Tensor:
+    """The logits [runs, L - 1, V] of runs in ascending order of their first layers, in batches."""
+    logits: list[Tensor] = []
+    replay.evaluate(runs, lambda of_run: len(logits.append(of_run) or logits))  # type: ignore[func-returns-value]
+    return torch.stack(logits)
 
 
 def _ablation(model: Model, ids: Tensor, truth: Truth) -> Errors:
