@@ -1,6 +1,6 @@
-"""Sets of units, and patches at several spans, run together: the results are those of one replay at a time."""
+"""Sets of units, and patches at several spans, in batches of runs: the results are those of one run at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, get_args
@@ -10,27 +10,20 @@ import torch
 from support import families
 from support.prompt_pairs import LENGTH
 from support.replayed_losses import replay_losses
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from zoo.build import tiny
 
 import headscope as hs
-from headscope.forward.backbone import decoder_layers
-from headscope.forward.interventions import (
-    ABLATIONS,
-    Intervention,
-    KVQuantization,
-    StreamingAttention,
-    Unit,
-    head_units,
-    kv_group_units,
-)
-from headscope.patching import activation_patching
-from headscope.patching.activation_patching import Activation, PatchingReplay, patched_units
-from headscope.patching.metrics import PairTokens
+from headscope.attention import backend
+from headscope.attention.logit_edits import StreamingKind
+from headscope.interventions import replay
+from headscope.interventions.kinds import DocumentMean, Uniform, Zero
+from headscope.interventions.metrics import PairTokens
+from headscope.interventions.pair_runs import Activation, PairRuns, patched_units
+from headscope.interventions.position_kinds import KVQuantization
+from headscope.interventions.units import Unit, head_units, kv_group_units
 from headscope.positions.model import Model
-from headscope.streaming import StreamingWindow
-from probes.influence import sweep as influence_sweep
 from probes.influence.schema import InfluenceOptions
 from probes.influence.sweep import TextReplay, plan_sweep
 
@@ -57,70 +50,73 @@ def loaded(family: str) -> Model:
 
 @contextmanager
 def counting_runs(model: Model) -> Iterator[list[int]]:
-    """The number of runs in each forward pass that goes through the last layer."""
+    """The number of runs in each pass through the last layer with attention. Use it inside a capture."""
     runs: list[int] = []
 
-    def count(module: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
-        runs.append(len(args[0]))
+    def count(z: Tensor, call: backend.AttentionCall) -> Tensor:
+        runs.append(len(z))
+        return z
 
-    handle = decoder_layers(model)[-1].register_forward_hook(count)
-    try:
+    with backend.editing_output(model.attention_modules[-1], count):
         yield runs
-    finally:
-        handle.remove()
 
 
-def limit_batches(monkeypatch: pytest.MonkeyPatch, module: Any, most: int) -> None:
+def limit_batches(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """The memory holds at most so many runs at once."""
-    monkeypatch.setattr(module, "runs_per_batch", lambda *_: most)
+    monkeypatch.setattr(replay, "runs_per_batch", lambda *_: most)
 
 
-def passes_of(counts: list[int], most: int) -> int:
-    """Forward passes of runs that start in the same layer each, so many of them per layer."""
-    return sum(-(-count // most) for count in counts)
+def passes_of(model: Model, first_layers: Sequence[int], most: int) -> int:
+    """Forward passes of runs with these first layers.
+
+    HY-V4's layers pass on more than the residual stream: the runs of a batch have a pass for each first layer.
+    """
+    batches = [sorted(first_layers)[at : at + most] for at in range(0, len(first_layers), most)]
+    grows = model.module.config.model_type != "hy_v4"
+    return len(batches) if grows else sum(len({*batch}) for batch in batches)
 
 
-def sets_of(model: Model) -> list[tuple[Intervention, list[Unit]]]:
-    """Sets that share units, layers and interventions, start in different layers, and are not in order of these."""
+def sets_of(model: Model) -> list[tuple[Any, list[Unit]]]:
+    """Sets that share units, layers and kinds, start in different layers, and are not in order of these."""
     heads, groups = head_units(model.geometry), kv_group_units(model.geometry)
-    streaming = StreamingAttention(StreamingWindow(1, 3))
-    quantized = KVQuantization(4, model.geometry.head_dim)
-    zero, mean, uniform = (ABLATIONS[name] for name in ("zero", "mean", "uniform"))
-    sets: list[tuple[Intervention, list[Unit]]] = [
-        (zero, heads[-3:]),
-        (zero, heads),
-        (uniform, heads[::2]),
-        (zero, heads[:1]),
-        (mean, heads[1::3]),
-        (zero, [heads[0], heads[-1]]),
-        (quantized, groups),
-        (uniform, [heads[-1], heads[-1]]),
+    sets: list[tuple[Any, list[Unit]]] = [
+        (Zero(), heads[-3:]),
+        (Zero(), heads),
+        (Uniform(), heads[::2]),
+        (Zero(), heads[:1]),
+        (DocumentMean(), heads[1::3]),
+        (Zero(), [heads[0], heads[-1]]),
+        (KVQuantization(4), groups),
+        (Uniform(), [heads[-1], heads[-1]]),
     ]
     # Streaming over keys that an indexer chose is not supported.
+    streaming = StreamingKind(1, 3)
     return sets + [(streaming, heads[:2]), (streaming, heads[-1:])] * (model.module.config.model_type != "hy_v4")
 
 
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sets_of_units_in_batches_have_the_influence_of_single_replays(
+def test_sets_of_units_in_batches_have_the_influence_of_single_runs(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many forward passes as the lowest layers of sets differ, or more if the memory holds fewer runs."""
+    """In one forward pass, or in more if the memory holds fewer runs."""
     model = loaded(family)
     sets = sets_of(model)
     *losses, unchanged = replay_losses(model, model.schedule, sets, IDS)
     options = InfluenceOptions(method="exact", components=["zero"])
-    replay = TextReplay(plan_sweep("tiny", model, options), IDS, memory=1e9)
-    lowest = [min(unit.layer for unit in units) for _, units in sets]
-    by_layer = [lowest.count(layer) for layer in sorted(set(lowest))]
+    text = TextReplay(plan_sweep("tiny", model, options), IDS, memory=1e9)
+    first_layers = [min(unit.layer for unit in units) for _, units in sets]
     for most in (1, 3, 100):
-        limit_batches(monkeypatch, influence_sweep, most)
-        with replay.replay.capturing(), counting_runs(model) as runs:
-            changes = replay.set_loss_changes(sets)
-        assert changes == pytest.approx([loss - unchanged for loss in losses], abs=MAX_ERROR)
-        assert (sum(runs), max(runs)) == (len(sets), min(most, max(by_layer)))
-        assert len(runs) == passes_of(by_layer, most)
+        limit_batches(monkeypatch, most)
+        with text.replay.capturing(), counting_runs(model) as runs:
+            changes = dict(text.loss_changes(sets))
+        assert [changes[n] for n in range(len(sets))] == pytest.approx(
+            [loss - unchanged for loss in losses], abs=MAX_ERROR
+        )
+        assert sum(runs) == len(sets)
+        assert max(runs) <= most
+        assert len(runs) == passes_of(model, first_layers, most)
     assert len(runs) < len(sets)
 
 
@@ -132,12 +128,12 @@ def test_rows_of_ranked_sets_keep_their_order_and_components_share_batches(
     model = loaded(family)
     sweep = plan_sweep("tiny", model, InfluenceOptions(method="exact", components=["zero", "uniform"]))
     ranked = {key: units[1:] + units[:1] for key, units in sweep.units.items()}
-    replay, tables = TextReplay(sweep, IDS, memory=1e9), []
+    text, tables = TextReplay(sweep, IDS, memory=1e9), []
     for most in (1, 100):
-        limit_batches(monkeypatch, influence_sweep, most)
-        with replay.replay.capturing(), counting_runs(model) as runs:
-            tables.append([*sweep.evaluate_ranked_sets(replay, ranked, draws=2, seed=0)])
-        assert len(runs) == (len(tables[0]) if most == 1 else 1)  # every set has a head of the first layer
+        limit_batches(monkeypatch, most)
+        with text.replay.capturing(), counting_runs(model) as runs:
+            tables.append([*sweep.evaluate_ranked_sets(text, ranked, draws=2, seed=0)])
+        assert len(runs) == (len(tables[0]) if most == 1 else 1)
     alone, together = tables
     changes = [[row.pop("delta_nll") for row in rows] for rows in tables]
     assert alone == together
@@ -158,33 +154,27 @@ def pair_of(family: str) -> PairTokens:
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("activation", get_args(Activation))
-def test_patches_at_several_spans_in_batches_equal_single_replays(
+def test_patches_at_several_spans_in_batches_equal_single_runs(
     family: str, activation: Activation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of units one at a time and together: one pass for all spans, or more if the memory holds fewer runs."""
+    """Of units one at a time and together: one pass for all, or more if the memory holds fewer runs."""
     model, direction = loaded(family), "noising"
-    replay = PatchingReplay(model, pair_of(family), "logit_diff", memory_bytes=1e9)
+    pair_runs = PairRuns(model, pair_of(family), "logit_diff", memory_bytes=1e9)
     units = patched_units(model, activation)
-    layers = len({unit.layer for unit in units})
-    single: list[list[float]] = []
-    together: list[list[float]] = []
+    sets = [*([unit] for unit in units), units[::2]]
+    values = []
     for most in (1, 3, 1000):
-        limit_batches(monkeypatch, activation_patching, most)
-        with replay.capturing(), counting_runs(model) as runs:
-            patches = [*replay.patch(activation, direction, units, SPANS)]
-            in_patch = len(runs)
-            joint = [*replay.patch_together(activation, direction, units[::2], SPANS)]
-        assert [(unit, span) for unit, span, _ in patches] == [
-            (unit, span) for layer in range(layers) for span in SPANS for unit in units if unit.layer == layer
-        ]
-        assert [span for span, _ in joint] == SPANS
+        limit_batches(monkeypatch, most)
+        with pair_runs.capturing():
+            patches = [pair_runs.patch(activation, direction, members, span) for members in sets for span in SPANS]
+            with counting_runs(model) as runs:
+                values.append(pair_runs.evaluate(direction, patches))
+        assert sum(runs) == len(patches)
         assert max(runs) <= most
-        assert [sum(runs[:in_patch]), sum(runs[in_patch:])] == [len(units) * len(SPANS), len(SPANS)]
-        if most == 1000:
-            assert [len(runs[:in_patch]), len(runs[in_patch:])] == [layers, 1]
-        single.append([value for *_, value in patches])
-        together.append([value for _, value in joint])
-    for values in (single, together):
-        assert values[1] == pytest.approx(values[0], abs=MAX_ERROR)
-        assert values[2] == pytest.approx(values[0], abs=MAX_ERROR)
-        assert max(values[0]) - min(values[0]) > 100 * MAX_ERROR
+        first_layers = [members[0].layer for members in sets for _ in SPANS]
+        assert len(runs) == passes_of(model, first_layers, most)
+    single, *batches = values
+    for batch in batches:
+        assert batch == pytest.approx(single, rel=2e-6, abs=MAX_ERROR)
+    for of_sets in (single[: -len(SPANS)], single[-len(SPANS) :]):
+        assert max(of_sets) - min(of_sets) > 100 * MAX_ERROR
