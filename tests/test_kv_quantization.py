@@ -11,8 +11,9 @@ from support.tiny_studies import save_checkpoint, save_texts
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
-from headscope.forward.capture import capturing
-from headscope.forward.interventions import KVQuantization, fake_quantize, kv_group_units, layer_output_edit
+from headscope.interventions.edits import edit_units, edited
+from headscope.interventions.position_kinds import KVQuantization, fake_quantize
+from headscope.interventions.units import kv_group_units
 
 IDS = torch.randint(3, families.VOCAB, (1, 70), generator=torch.Generator().manual_seed(0))
 
@@ -44,19 +45,14 @@ def test_equal_numbers_are_unchanged() -> None:
 )
 def test_heads_attend_to_quantised_keys_and_values(family: str) -> None:
     model = hs.load(families.MEASURABLE[family]())
-    geometry, records = model.geometry, {}
-    edit = layer_output_edit(
-        KVQuantization(4, geometry.head_dim), [u for u in kv_group_units(geometry) if u.layer == 0], geometry
-    )
-
-    def record_layer(record: AttentionRecord) -> None:
-        records[record.layer] = record
-
-    with capturing(model) as layers, torch.no_grad():
-        layers.edit_output(0, edit)
-        layers.listen(record_layer, [0])
-        model.module(IDS, use_cache=False)
-    record = records[0]
+    geometry = model.geometry
+    edit = edit_units(KVQuantization(4), [unit for unit in kv_group_units(geometry) if unit.layer == 0], geometry)
+    records: list[AttentionRecord] = []
+    for edits in ((), (edit,)):
+        with edited(model, edits) as layers, torch.no_grad():
+            layers.listen(records.append, [0])
+            model.module(IDS, use_cache=False)
+    record, quantised = records
     keys = record.k.clone()
     for group in range(len(keys)):
         for channel in range(geometry.head_dim):
@@ -70,7 +66,9 @@ def test_heads_attend_to_quantised_keys_and_values(family: str) -> None:
     weights = logits.masked_fill(~visible, -torch.inf).exp()
     sink = 0 if record.sink is None else record.sink.exp()[:, None]
     expected = (weights / (weights.sum(-1) + sink)[..., None]) @ values.repeat_interleave(size, 0)
-    torch.testing.assert_close(record.z, expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(quantised.z, expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(quantised.k, keys, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(quantised.v, values, rtol=1e-4, atol=1e-5)
 
 
 def test_fewer_bits_change_the_loss_more(tmp_path: Any) -> None:

@@ -1,4 +1,4 @@
-"""Pairs knocked out in the seam equal an eager attention edited by hand, and a model that does not turn by them."""
+"""Ablated pairs equal an eager attention edited by hand, and a model that does not rotate them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +16,9 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.errors import BadInput, BadOption, UnsupportedModel
-from headscope.forward.interventions import Intervention, Unit, head_units, kv_group_units, layer_output_edit
-from headscope.forward.replay import Replay
+from headscope.interventions.edits import edit_units
+from headscope.interventions.replay import Replay
+from headscope.interventions.units import Unit, head_units, kv_group_units
 from headscope.positions import resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
@@ -32,8 +33,8 @@ FIVE = ("llama-gqa", "gemma3", "phi", "cohere", "glm")
 """Shared keys; windows with frequencies of their own; partial rotary; interleaved; both."""
 
 
-def pair_interventions(model: Model, *components: str, **section: Any) -> Mapping[str, Intervention]:
-    """The interventions that these components stand for, by the names they are stored under."""
+def pair_interventions(model: Model, *components: str, **section: Any) -> Mapping[str, Any]:
+    """The kinds of edit that these components stand for, by the names they are stored under."""
     config = build_study({"influence": {"components": components, "method": "estimate", **section}}).probe_options[
         "influence"
     ]
@@ -104,11 +105,12 @@ def test_pair_ablation_of_the_real_model_equals_an_edited_eager_attention(smollm
     replay = Replay(smollm2, schedule, ids, memory_bytes=1e9)
     with replay.capturing():
         replay.record_streams()
-        layer_edits = {
-            head.layer: layer_output_edit(interventions["pairs-zero:20-31"], [head], geometry),
-            group.layer: layer_output_edit(interventions["pairs-unrotated:0-15"], [group], geometry),
-        }
-        losses = replay.losses(layer_edits).double()
+        run = [
+            edit_units(interventions["pairs-zero:20-31"], [head], geometry),
+            edit_units(interventions["pairs-unrotated:0-15"], [group], geometry),
+        ]
+        ((_, losses),) = replay.losses([run])
+        losses = losses.double()
     theta = edited_attention.frequencies(smollm2.module, group.layer)
     by_hand = {
         head.layer: (head.head_slice(geometry), edited_attention.zero(shape, 20, 31)),
