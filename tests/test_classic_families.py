@@ -33,13 +33,15 @@ from headscope.attention.kernel import AttentionVariant
 from headscope.attention.record import AttentionRecord
 from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.forward.interventions import ABLATIONS, head_units, layer_output_edit
 from headscope.forward.logits import last_hidden_states
-from headscope.forward.replay import Replay
+from headscope.interventions.edits import edit_units
+from headscope.interventions.kinds import Zero
+from headscope.interventions.metrics import PairTokens
+from headscope.interventions.pair_runs import PairRuns
+from headscope.interventions.path_patching import RECEIVER_INPUTS, Norms, Path, PathPatching, inspect_paths
+from headscope.interventions.replay import Replay
+from headscope.interventions.units import head_units
 from headscope.measures.attention_rows import ROW_STATISTICS
-from headscope.patching.activation_patching import PatchingReplay
-from headscope.patching.metrics import PairTokens
-from headscope.patching.path_patching import RECEIVER_INPUTS, Norms, Path, PathPatching, inspect_paths
 from headscope.positions.model import Model
 from headscope.positions.schemes import alibi_slopes
 from probes.influence.gradient_estimate import estimate_effects
@@ -254,18 +256,18 @@ def test_attribution_equals_an_explicit_sum_where_modules_add_the_residual_strea
 def test_influence_equals_ablation_and_slope_in_the_untouched_model(family: str) -> None:
     model = loaded(family)
     replay, units = Replay(model, model.schedule, IDS[:1], memory_bytes=1e9), head_units(model.geometry)
-    replayed: dict[Any, float] = {}
+    ablations = [[edit_units(Zero(), [unit], model.geometry)] for unit in units]
+    chosen = (0, len(units) // 2, len(units) - 1)
     with replay.capturing():
         replay.record_streams()
-        for unit in (units[0], units[len(units) // 2], units[-1]):
-            edits = {unit.layer: layer_output_edit(ABLATIONS["zero"], [unit], model.geometry)}
-            replayed[unit] = float(replay.losses(edits).double().sum())
-        estimates = estimate_effects(replay, {"zero": ABLATIONS["zero"]}, draws=0, seed=0)["zero"]
-    for unit, loss in replayed.items():
-        assert loss == pytest.approx(loss_without_head(model, unit, IDS[:1]), rel=MAX_ERROR)
-    torch.testing.assert_close(
-        estimates.head_slopes.float(), -untouched_slopes(model) / (LENGTH - 1), rtol=1e-3, atol=1e-5
-    )
+        replayed = dict(replay.losses([ablations[number] for number in chosen]))
+        estimates = estimate_effects(replay, ablations, draws=0, seed=0)
+    for at, number in enumerate(chosen):
+        loss = float(replayed[at].double().sum())
+        assert loss == pytest.approx(loss_without_head(model, units[number], IDS[:1]), rel=MAX_ERROR)
+    expected = -untouched_slopes(model) / (LENGTH - 1)
+    estimated = torch.tensor([estimate.first_order for estimate in estimates]).view_as(expected)
+    torch.testing.assert_close(estimated, expected, rtol=1e-3, atol=1e-5)
 
 
 def untouched_slopes(model: Model) -> Tensor:
@@ -294,15 +296,15 @@ FUSED_PROJECTIONS = {
 def test_exact_paths_equal_a_change_of_the_fused_projection_in_the_untouched_model(family: str, norms: Norms) -> None:
     pair, sender, receiver = random_pair(), (0, 2), (2, 1)
     paths = [Path(sender, (receiver,), end) for end in RECEIVER_INPUTS]
-    replay = PatchingReplay(loaded(family), pair, "logit_diff", memory_bytes=1e9)
-    with replay.capturing():
-        patching = PathPatching(replay, inspect_paths(loaded(family), pair.clean), "denoising", norms)
+    runs = PairRuns(loaded(family), pair, "logit_diff", memory_bytes=1e9)
+    with runs.capturing():
+        patching = PathPatching(runs, inspect_paths(loaded(family), pair.clean), "denoising", norms)
         values = dict(patching.patch(paths))
     for path in paths:
         expected = logits_with_changed_projection(family, pair, path, norms)[pair.answer[0]].item()
         expected -= logits_with_changed_projection(family, pair, path, norms)[pair.wrong[0]].item()
         assert values[path] == pytest.approx(expected, rel=MAX_ERROR, abs=MAX_ERROR)
-        assert abs(values[path] - replay.corrupted_value) > 1e-3
+        assert abs(values[path] - runs.corrupted_value) > 1e-3
 
 
 @torch.no_grad()

@@ -26,8 +26,10 @@ from headscope.attention.kernel import AttentionVariant
 from headscope.attention.record import AttentionRecord
 from headscope.decomposition.residual_decomposition import ResidualDecomposition
 from headscope.forward.capture import capturing
-from headscope.forward.interventions import Unit, layer_output_edit, uniform_attention
 from headscope.forward.logits import compute_loss_by_position, finite_hidden_states
+from headscope.interventions.edits import edit_units, edited
+from headscope.interventions.kinds import Uniform
+from headscope.interventions.units import Unit
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import load

@@ -13,8 +13,10 @@ from zoo.build import tiny
 import headscope as hs
 from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import UnsupportedModel
-from headscope.forward.interventions import ABLATIONS, head_units, layer_output_edit
-from headscope.forward.replay import Replay
+from headscope.interventions.edits import edit_units
+from headscope.interventions.kinds import Zero
+from headscope.interventions.replay import Replay
+from headscope.interventions.units import head_units
 from headscope.positions.model import Model
 from probes.influence.gradient_estimate import estimate_effects
 from probes.influence.run import head_influence
@@ -40,10 +42,11 @@ def test_replayed_ablation_of_a_hybrid_equals_ablation_in_the_whole_model(model_
     units = head_units(model.geometry)
     with replay.capturing():
         replay.record_streams()
-        for unit in (units[0], units[len(units) // 2], units[-1]):
-            edits = {unit.layer: layer_output_edit(ABLATIONS["zero"], [unit], model.geometry)}
-            replayed = float(replay.losses(edits).double().sum())
-            assert replayed == pytest.approx(loss_without_head(model, unit, IDS), rel=1e-5)
+        chosen = (units[0], units[len(units) // 2], units[-1])
+        replayed = dict(replay.losses([[edit_units(Zero(), [unit], model.geometry)] for unit in chosen]))
+    for number, unit in enumerate(chosen):
+        loss = float(replayed[number].double().sum())
+        assert loss == pytest.approx(loss_without_head(model, unit, IDS), rel=1e-5)
 
 
 @pytest.mark.parametrize("model_type", ["jamba", "zamba2"])
@@ -67,7 +70,8 @@ def test_the_estimate_of_a_hybrid_is_the_slope_of_the_whole_model(model_type: st
     replay = Replay(model, model.schedule, IDS, memory_bytes=1e9)
     with replay.capturing():
         replay.record_streams()
-        estimates = estimate_effects(replay, {"zero": ABLATIONS["zero"]}, draws=0, seed=0)["zero"]
+        runs = [[edit_units(Zero(), [unit], model.geometry)] for unit in head_units(model.geometry)]
+        estimates = estimate_effects(replay, runs, draws=0, seed=0)
     factors = [torch.ones(model.geometry.heads, requires_grad=True) for _ in model.attention_modules]
 
     def scale_heads(factor: Tensor, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -81,7 +85,8 @@ def test_the_estimate_of_a_hybrid_is_the_slope_of_the_whole_model(model_type: st
     slopes = torch.stack(torch.autograd.grad(total_loss(model, IDS), factors)) / (IDS.shape[1] - 1)
     for hook in hooks:
         hook.remove()
-    torch.testing.assert_close(estimates.head_slopes.float(), -slopes, rtol=1e-4, atol=1e-5)
+    estimated = torch.tensor([estimate.first_order for estimate in estimates]).view_as(slopes)
+    torch.testing.assert_close(estimated, -slopes, rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_whose_layers_are_not_one_list_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
