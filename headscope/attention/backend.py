@@ -49,16 +49,19 @@ QKVEdit = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tenso
 """(q [B, H, Lq, d], k [B, G, Lk, d], v [B, G, Lk, dv], position_ids [1|B, Lq]) -> edited (q, k, v)."""
 
 
-def check_edited(edit: Callable[..., Any], layer: int, before: Sequence[Tensor], after: Any) -> tuple[Tensor, ...]:
+def check_edited(
+    edit: Callable[..., Any], layer: int, before: Sequence[Tensor], after: Any, names: Sequence[str] = ("q", "k", "v")
+) -> tuple[Tensor, ...]:
     """The tensors that a user's edit returned. Raises BadInput if one does not fit the tensor that it replaces.
 
-    It must have the same shape, dtype and device, and finite values where the tensor it replaces has them.
+    It must have the same shape, dtype and device, and finite values where the tensor it replaces has them. `names` are
+    the names of the tensors in messages.
     """
     name = getattr(edit, "__name__", type(edit).__name__)
     problem = f"edit '{name}' of layer {layer}"
     if not isinstance(after, Sequence) or len(after) != len(before):
         raise BadInput(f"{problem} must return {len(before)} tensors. Return (q, k, v)")
-    for symbol, old, new in zip("qkv", before, after, strict=True):
+    for symbol, old, new in zip(names, before, after, strict=True):
         if not isinstance(new, Tensor):
             raise BadInput(f"{problem} returns a {type(new).__name__} for {symbol}. Return a tensor")
         for attribute in ("shape", "dtype", "device"):

@@ -121,15 +121,14 @@ def _attend_dense(
     if bool(heads.all()) or layer.variant.chosen is not None:
         dense, sums = attend(*inputs, module, layer.variant, dropout, with_lse, layer.first_key)
         return dense, lse if sums is None else sums
-    groups = heads.view(layer.k.shape[1], -1).any(1)
-    of_groups = groups.repeat_interleave(len(heads) // len(groups)).to(out.device)
-    sink = None if layer.variant.sink is None else layer.variant.sink[of_groups]
-    groups = groups.to(out.device)
+    is_of_group = heads.view(layer.k.shape[1], -1).any(1)
+    groups = is_of_group.nonzero()[:, 0].to(out.device)
+    at = is_of_group.repeat_interleave(len(heads) // len(is_of_group)).nonzero()[:, 0].to(out.device)
+    sink = None if layer.variant.sink is None else layer.variant.sink[at]
     dense, sums = attend(
-        layer.q[:, of_groups], layer.k[:, groups], layer.v[:, groups], None, replace(layer.variant, sink=sink), dropout,
+        layer.q[:, at], layer.k[:, groups], layer.v[:, groups], None, replace(layer.variant, sink=sink), dropout,
         with_lse, layer.first_key,
     )  # fmt: skip
-    at = of_groups.nonzero()[:, 0]
     return out.index_copy(1, at, dense), lse if sums is None else lse.index_copy(1, at, sums)
 
 
@@ -145,10 +144,10 @@ def _attend_touched(
     is_layer_wide = any(isinstance(edit.kind, ChoiceKind) and edit.kind.is_layer_wide for edit in edits)
     rows = rows.to(out.device)
     if len(out) > 1 and not is_layer_wide and variant.chosen is None:
-        sequences, heads = (index.to(out.device) for index in touched.nonzero(as_tuple=True))
+        sequences, heads = touched.nonzero(as_tuple=True)
         pairs = _pairs_as_one_sequence(layer, sequences, heads)
         z, sums = outputs_at_rows(pairs.record(0), rows)
-        index = sequences[:, None], heads[:, None], rows
+        index = sequences.to(out.device)[:, None], heads.to(out.device)[:, None], rows
         return out.index_put(index, z.to(out.dtype)), lse.index_put(index, sums)
     for sequence in touched.any(1).nonzero()[:, 0].tolist():
         heads = touched[sequence].nonzero()[:, 0]
@@ -245,17 +244,16 @@ def _attend_streaming(
 
 def _pairs_as_one_sequence(layer: EditedLayer, sequences: Tensor, heads: Tensor) -> EditedLayer:
     """Some heads of some sequences as the heads, with keys of their own, of a layer with one sequence."""
-    per_group = layer.q.shape[1] // layer.k.shape[1]
-    groups = heads // per_group
-    sink = None if layer.variant.sink is None else layer.variant.sink[heads]
-    at = sequences.cpu(), heads.cpu()
+    per_group, device = layer.q.shape[1] // layer.k.shape[1], layer.q.device
+    own, at, groups = sequences.to(device), heads.to(device), (heads // per_group).to(device)
+    sink = None if layer.variant.sink is None else layer.variant.sink[at]
     return replace(
         layer,
-        q=layer.q[sequences, heads][None],
-        k=layer.k[sequences, groups][None],
-        v=layer.v[sequences, groups][None],
+        q=layer.q[own, at][None],
+        k=layer.k[own, groups][None],
+        v=layer.v[own, groups][None],
         variant=replace(layer.variant, sink=sink),
-        logit_edits=[edit.at(*at).at(None) for edit in layer.logit_edits],  # type: ignore[arg-type]
+        logit_edits=[edit.at(sequences, heads).at(None) for edit in layer.logit_edits],  # type: ignore[arg-type]
         kv_groups=len(heads),
         head_numbers=heads,
     )

@@ -44,8 +44,8 @@ class Place:
     """Where the vectors [n, L, d] that a kind changes come from.
 
     `target` is the tensor. `heads` [n] are the query heads, of a KV group its first; `head_count` is H. `sequences` [n]
-    are their indices in the batch, `tokens` [L] the numbers of the tokens in their text, `positions` [1|B, L] those of
-    the model.
+    are their indices in the batch, `tokens` [L] the numbers of the tokens in their text, all on the CPU; `positions`
+    [1|B, L], on the device of the vectors, are those of the model.
     """
 
     layer: int
@@ -319,8 +319,7 @@ class LayerEdits:
             sequences, entries = mask.any(-1).nonzero(as_tuple=True)
             if not len(entries):
                 continue
-            tokens, positions = tokens.to(t.device), positions.to(t.device)
-            place = Place(self.inputs.layer, name, entries * step, heads, sequences, tokens, positions)
+            place = Place(self.inputs.layer, name, entries * step, heads, sequences, tokens, positions.to(t.device))
             at = sequences.to(t.device), entries.to(t.device)
             new = kind(t[at], place).to(t.dtype)
             chosen = mask[sequences, entries]

@@ -135,7 +135,7 @@ class Resample(TensorKind):
 
     def __call__(self, t: Tensor, place: Place) -> Tensor:
         values = self.values[place.layer]
-        length, tokens = values.shape[1], place.tokens.cpu().numpy()
+        length, tokens = values.shape[1], place.tokens.numpy()
         draws = {
             sequence: np.random.default_rng([self.seed, place.layer, sequence]).random(int(tokens.max()) + 1)[tokens]
             for sequence in set(place.sequences.tolist())
@@ -157,7 +157,7 @@ class OutputFunction(TensorKind):
         return getattr(self.function, "__name__", type(self.function).__name__)
 
     def __call__(self, t: Tensor, place: Place) -> Tensor:
-        return backend.check_edited(self.function, place.layer, (t,), (self.function(t),))[0]
+        return backend.check_edited(self.function, place.layer, (t,), (self.function(t),), (place.target,))[0]
 
 
 @dataclass(frozen=True, eq=False)
