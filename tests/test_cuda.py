@@ -22,17 +22,31 @@ from torch.overrides import TorchFunctionMode
 from transformers import masking_utils
 
 from headscope.attention import backend, cuda, kernel, masks
+from headscope.attention.edits import TokenSet
 from headscope.attention.kernel import AttentionVariant
+from headscope.attention.logit_edits import StreamingKind
 from headscope.attention.record import AttentionRecord
 from headscope.decomposition.residual_decomposition import ResidualDecomposition
 from headscope.forward.capture import capturing
 from headscope.forward.logits import compute_loss_by_position, finite_hidden_states
 from headscope.interventions.edits import edit_units, edited
-from headscope.interventions.kinds import Uniform
+from headscope.interventions.kinds import (
+    DocumentMean,
+    InputsFunction,
+    OutputFunction,
+    Replace,
+    Resample,
+    Scale,
+    Steer,
+    Suppress,
+    Uniform,
+    Zero,
+)
+from headscope.interventions.position_kinds import KVQuantization, PairUnrotation, PairZeroAblation, PositionReset
 from headscope.interventions.units import Unit
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
-from headscope.positions.model import load
+from headscope.positions.model import Model, load
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from headscope.study.executor import JobExecutor
@@ -219,14 +233,49 @@ def test_capture_edits_and_schemes_use_no_cpu_tensors(
         ids = torch.zeros(1, 300, dtype=torch.int64, device="cuda:0")
         for schemed in models:
             launches.clear()
-            with attached(schemed), capturing(schemed) as layers:
+            with attached(schemed), edited(schemed, [edit_units(Uniform(), [Unit(2, 0)], model.geometry)]) as layers:
                 layers.listen(listen)
                 layers.edit_qkv(1, lambda q, k, v, positions: (q * (1 + positions[:, None, :, None]).to(q.dtype), k, v))
-                layers.edit_output(2, layer_output_edit(uniform_attention, [Unit(2, 0)], model.geometry))
                 logits = schemed.module(ids, use_cache=False).logits
             assert logits.device.type == "cuda"
-            assert launches[KERNELS[FLASH]] == 5  # four layers, and the ablated KV group again
+            assert launches[KERNELS[FLASH]] == 4  # in one of the four layers, of the KV group without an edit
     assert devices == [{"cuda"}] * 12
+
+
+def kinds_of_edits(model: Model) -> list[Any]:
+    """One of every kind of edit that needs no records of another run."""
+    values = {layer: torch.zeros(heads, 30, 16) for layer, heads in enumerate(model.geometry.layer_heads)}
+    target = model.with_scheme("yarn:factor=2").schedule
+    pairs = torch.ones(model.geometry.layers, model.geometry.pairs, dtype=torch.bool)
+    return [
+        *(Zero(), Scale(-2), DocumentMean(), Uniform(), StreamingKind(2, 20), KVQuantization(4)),
+        *(Steer(TokenSet((3, 4)), 0.1), Suppress(TokenSet(slice(3, 9)))),
+        *(Replace("mean:text", {n: z[:, :1] for n, z in values.items()}), Resample(values, 0)),
+        Replace("patched", values, ("q",), 2, 30),
+        *(PositionReset(component, model.schedule, target, model.geometry) for component in ("freq", "scale", "joint")),
+        *(PairZeroAblation(pairs, model.geometry), PairUnrotation(pairs, model.schedule, model.geometry)),
+        *(OutputFunction(torch.tanh), InputsFunction(lambda q, k, v, layer: (q, k, v.abs()))),
+    ]
+
+
+@pytest.mark.parametrize("unit", [Unit(2, 0), Unit(1, 1, 3)])
+def test_edits_of_every_kind_use_no_cpu_tensors(
+    unit: Unit, prefer_kernel: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefer_kernel(FLASH)
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda positions: None)  # it reads values
+    monkeypatch.setattr(backend, "all_finite", lambda values: True)  # it reads values
+    model = load(families.SPECS["llama-gqa"].build().bfloat16())
+    kinds = kinds_of_edits(model)
+    with fake_cuda():
+        move_to_fake_cuda(model.module)
+        ids = torch.zeros(2, 40, dtype=torch.int64, device="cuda:0")
+        for kind in kinds:
+            devices = []
+            with attached(model), edited(model, [edit_units(kind, [unit], model.geometry)]) as layers:
+                layers.listen(lambda record: devices.append(record.z.device.type))  # noqa: B023
+                model.module(ids, use_cache=False)
+            assert devices == ["cuda"] * 8, kind.name
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.interventions.edits import edit, edit_units, edited
-from headscope.interventions.kinds import DocumentMean, InputsFunction, Scale, Uniform, Zero
+from headscope.interventions.kinds import DocumentMean, InputsFunction, OutputFunction, Scale, Uniform, Zero
 from headscope.interventions.position_kinds import PositionReset
 from headscope.interventions.units import Unit, head_units, kv_group_units
 from headscope.positions import AdaRoPE, attached, resolve_schedule
@@ -202,6 +202,34 @@ def test_a_user_edit_at_some_tokens_keeps_the_others() -> None:
         own, before = getattr(changed, name), getattr(plain, name).repeat_interleave(2, 0)
         torch.testing.assert_close(own[2] - before[2], expected.expand_as(before[2]))
         assert torch.equal(own[[0, 1, 3]], before[[0, 1, 3]])
+
+
+@pytest.mark.parametrize("target", ["q", "z"])
+def test_a_function_of_single_heads_changes_their_vectors(target: str) -> None:
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    records: list[AttentionRecord] = []
+    halved = OutputFunction(lambda t: t / 2)
+    for edits in ((), (edit(model, halved, "L1H2,L1H3", targets=[target]),)):
+        with edited(model, edits) as layers, torch.no_grad():
+            layers.listen(records.append, [1])
+            model.module(IDS, use_cache=False)
+    before, after = (getattr(record, target) for record in records)
+    assert torch.equal(after[2:], before[2:] / 2)
+    assert torch.equal(after[:2], before[:2])
+
+
+@pytest.mark.parametrize(("result", "named"), [(None, ("NoneType",)), (torch.zeros(1), ("shape", "(1,)"))])
+def test_a_function_of_single_heads_that_returns_no_vectors_is_refused(result: Any, named: tuple[str, ...]) -> None:
+    def failing(t: Tensor) -> Any:
+        return result
+
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    with (
+        edited(model, [edit(model, OutputFunction(failing), "L1H2")]),
+        torch.no_grad(),
+        refuses(BadInput, "'failing'", "layer 1", "z", *named),
+    ):
+        model.module(IDS, use_cache=False)
 
 
 def test_an_unused_edit_changes_no_bit(model: Model) -> None:

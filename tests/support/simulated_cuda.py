@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -43,9 +43,27 @@ def simulating_cuda() -> Iterator[Launches]:
     def launch(kernel: Any, grid: Any, device: Any, *args: Any, **constants: Any) -> None:
         launches[kernel.__name__] += 1
 
-    fake, kernels = FakeTensorMode(allow_non_fake_inputs=True), mock.patch.object(runtime, "launch", launch)
+    fake, kernels = _FakeCuda(allow_non_fake_inputs=True), mock.patch.object(runtime, "launch", launch)
     with fake, _Spelled(launches), _CountingLaunches(launches), kernels:
         yield launches
+
+
+class _FakeCuda(FakeTensorMode):
+    """Fakes tensors on device cuda and what is computed from them; other tensors of the CPU have numbers."""
+
+    is_faking = False
+    """Whether an operation runs that is made of others."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = tree_leaves((args, kwargs))
+        is_on_cuda = any(isinstance(leaf, torch.device) and leaf.type == "cuda" for leaf in leaves)
+        if not (self.is_faking or is_on_cuda or any(isinstance(leaf, FakeTensor) for leaf in leaves)):
+            return func(*args, **(kwargs or {}))
+        was_faking, self.is_faking = self.is_faking, True
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs or {})
+        finally:
+            self.is_faking = was_faking
 
 
 class _CountingLaunches(TorchDispatchMode):
@@ -108,6 +126,7 @@ def _indexed(t: Tensor, index: Any) -> Tensor:
         elif isinstance(part, slice):
             t = torch.ops.aten.slice(t, dim, part.start, part.stop, part.step or 1)
         else:
+            part = torch.tensor(part, device=t.device) if isinstance(part, list) else part
             indices += [None] * (dim - len(indices)) + [part]
         dim += 1
     return torch.ops.aten.index(t, indices) if indices else t
