@@ -20,11 +20,13 @@ import headscope as hs
 from headscope import api
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
-from headscope.forward.capture import capturing
-from headscope.forward.interventions import ABLATIONS, PositionReset, Unit, layer_output_edit, zero_ablation
 from headscope.forward.logits import token_losses
 from headscope.forward.prefix_cache import PrefixCachedGenerator
-from headscope.forward.replay import Replay
+from headscope.interventions.edits import edit_units, edited
+from headscope.interventions.kinds import DocumentMean, Noise, Uniform, Zero
+from headscope.interventions.position_kinds import KVQuantization, PositionReset
+from headscope.interventions.replay import Replay
+from headscope.interventions.units import Unit
 from headscope.models import device_map
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached, resolve_schedule
@@ -208,14 +210,21 @@ def test_listeners_and_edits_get_tensors_on_the_device_of_their_layer(models: tu
     outputs = []
     for model in models:
         reset = PositionReset("joint", adapter(model), resolve_schedule(model, "yarn:factor=2"), model.geometry)
-        with attached(model, adapter(model)), capturing(model) as layers:
+        kinds = {
+            (0, 0): (reset,),
+            (0, 1): (Zero(), KVQuantization(4)),
+            (1, 2): (DocumentMean(), Uniform()),
+            (1, 3): (Noise(0.1),),
+        }
+        edits = [
+            edit_units(kind, [Unit(layer, group, head) for layer in range(4)], model.geometry)
+            for (group, head), members in kinds.items()
+            for kind in members
+        ]
+        with attached(model, adapter(model)), edited(model, edits) as layers:
             layers.listen(listen)
             for layer in range(4):
                 layers.edit_qkv(layer, lambda q, k, v, positions: (q * (1 + positions[:, None, :, None] % 2), k, v))
-                for intervention in (*ABLATIONS.values(), reset):
-                    layers.edit_output(
-                        layer, layer_output_edit(intervention, [Unit(layer, 0, 1), Unit(layer, 1)], model.geometry)
-                    )
             outputs.append(logits(model))
     assert devices == {layer: {device} for layer, device in DEVICES.items()}
     assert torch.equal(*outputs)
@@ -246,8 +255,8 @@ def test_replayed_losses_and_gradients_are_equal_on_two_devices(models: tuple[Mo
         gradients: dict[int, Tensor] = {}
         with replay.capturing():
             replay.record_streams()
-            ablations = [layer_output_edit(zero_ablation, [Unit(layer, 0, 1)], model.geometry) for layer in range(4)]
-            losses = [replay.losses({layer: edit}) for layer, edit in enumerate(ablations)]
+            runs = [[edit_units(Zero(), [Unit(layer, 0, 1)], model.geometry)] for layer in range(4)]
+            losses = [of_run for _, of_run in replay.losses(runs)]
             replay.backpropagate([total_loss], lambda layer, z, call, grads: gradients.update({layer: grads[0]}))
         return losses, [gradients[layer] for layer in range(4)]
 
