@@ -25,22 +25,17 @@ from zoo.build import tiny
 from zoo.eager import eager, tokens
 
 import headscope as hs
+from headscope.attention.edits import TokenSet
 from headscope.attention.masks import UnsupportedMask
 from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import UnsupportedModel
 from headscope.forward.carried_state import ARGUMENT, CarriedState
-from headscope.forward.interventions import (
-    ABLATIONS,
-    PairUnrotation,
-    PairZeroAblation,
-    PositionReset,
-    head_units,
-    kv_group_units,
-    layer_output_edit,
-)
-from headscope.forward.replay import Replay
+from headscope.interventions.edits import Edit, edit_units
+from headscope.interventions.kinds import Zero
+from headscope.interventions.position_kinds import PairUnrotation, PairZeroAblation, PositionReset
+from headscope.interventions.replay import Replay
+from headscope.interventions.units import head_units, kv_group_units
 from headscope.models import checkpoint
-from headscope.patching.activation_patching import LayerAttention, patched_outputs
 from headscope.plots.head_matrices import plot_matrix
 from headscope.positions import AdaRoPE
 from headscope.positions.model import Model
@@ -236,16 +231,13 @@ def replay_of(model: Model, ids: Tensor) -> Replay:
 
 def ablation_errors(model: Model, ids: Tensor) -> list[float]:
     """Relative differences of the loss without a head, replayed and by a hook in the whole model."""
-    replay, errors = replay_of(model, ids), []
-    units = head_units(model.geometry)
+    replay, units = replay_of(model, ids), head_units(model.geometry)
+    chosen = units[5 :: len(units) // 9]
     with replay.capturing():
         replay.record_streams()
-        for unit in units[5 :: len(units) // 9]:
-            edits = {unit.layer: layer_output_edit(ABLATIONS["zero"], [unit], model.geometry)}
-            expected = loss_without_head(model, unit, ids)
-            errors.append(abs(float(replay.losses(edits).double().sum()) / expected - 1))
-        errors.append(abs(float(replay.losses({}).double().sum()) / float(total_loss(model, ids)) - 1))
-    return errors
+        losses = dict(replay.losses([*([edit_units(Zero(), [unit], model.geometry)] for unit in chosen), ()]))
+    expected = [*(loss_without_head(model, unit, ids) for unit in chosen), float(total_loss(model, ids))]
+    return [abs(float(losses[number].double().sum()) / loss - 1) for number, loss in enumerate(expected)]
 
 
 @pytest.mark.parametrize("layout", gemma.LAYOUTS)
@@ -339,9 +331,9 @@ def test_patched_activations_equal_eager_attention_patched_by_hand(layout: str, 
         for run in runs:
             run.record_streams()
         for layer in tested_layers:
-            attention = [LayerAttention(*replay.attention(layer)) for replay in runs]
-            outputs = patched_outputs(activation, *attention, [range(4, 20)], [range(4, 20)])
-            logits[layer] = runs[0].target_logits_of(layer, outputs)[0]
+            heads = tuple((layer, head) for head in range(geometry.layer_heads[layer]))
+            patch = Edit(runs[1].source(activation), heads, (activation,), TokenSet(slice(4, 20)))
+            logits[layer] = runs[0].target_logits([patch])
     own, source = (eager_activations(model, text) for text in (ids, other))
     for layer in tested_layers:
         module = model.attention_modules[layer]
@@ -454,14 +446,13 @@ def test_a_reset_unit_of_unequal_layers_equals_an_adapter_with_reset_parameters(
     adapter, ids = noisy(model), short_text(model)
     initial, replay = adapter.untrained_copy(), Replay(model, adapter, ids, memory_bytes=1e9)
     cases = list(zip(kv_group_units(model.geometry)[2::41], cycle(("freq", "scale", "joint"))))
-    replayed = []
     with replay.capturing():
         replay.record_streams()
-        for unit, component in cases:
-            reset = PositionReset(component, adapter, initial, model.geometry)  # type: ignore[arg-type]
-            edits = {unit.layer: layer_output_edit(reset, [unit], model.geometry)}
-            replayed.append(float(replay.losses(edits).double().sum()))
-    for (unit, component), loss in zip(cases, replayed, strict=True):
+        resets = [PositionReset(component, adapter, initial, model.geometry) for _, component in cases]  # type: ignore[arg-type]
+        runs = [[edit_units(reset, [unit], model.geometry)] for reset, (unit, _) in zip(resets, cases, strict=True)]
+        replayed = dict(replay.losses(runs))
+    for number, (unit, component) in enumerate(cases):
+        loss = float(replayed[number].double().sum())
         rewritten = reset_adapter(model, adapter, component, [unit], initial)  # type: ignore[arg-type]
         with torch.no_grad(), hs.attached(model, rewritten):
             assert loss == pytest.approx(float(total_loss(model, ids)), rel=1e-6), (unit, component)
@@ -479,9 +470,9 @@ def test_bands_of_pairs_leave_out_pairs_that_a_layer_does_not_have() -> None:
     with replay.capturing():
         replay.record_streams()
         for kind in (PairZeroAblation(mask, model.geometry), PairUnrotation(mask, model.schedule, model.geometry)):
-            for unit in head_units(model.geometry)[::60]:
-                edits = {unit.layer: layer_output_edit(kind, [unit], model.geometry)}
-                assert torch.isfinite(replay.losses(edits)).all()
+            units = head_units(model.geometry)[::60]
+            for _, losses in replay.losses([[edit_units(kind, [unit], model.geometry)] for unit in units]):
+                assert torch.isfinite(losses).all()
 
 
 def test_schemes_are_refused_with_a_reason_where_they_do_not_apply() -> None:
