@@ -500,7 +500,7 @@ class Replay:
                 new = edit.kind(old[..., rows, :], layer, tokens.to(old.device)[rows])
                 change = new.float() - old[..., rows, :].float()
                 for objective, gradient in enumerate(gradients):
-                    by_token = (change * gradient[..., rows, :].float()).sum(-1).reshape(-1, len(rows)).double().sum(0)
+                    by_token = (change * gradient[..., rows, :].float()).sum(-1).double().flatten(0, -2).sum(0)
                     totals[number, objective, rows.cpu()] += by_token.cpu()
 
         wanted = [
