@@ -3,8 +3,9 @@
 The comparison with TransformerLens is in test_patching_transformer_lens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
+from itertools import product
 from typing import Any, get_args
 
 import pytest
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import headscope as hs
-from headscope.patching.activation_patching import Direction, PatchingReplay
-from headscope.patching.layer_patching import LAYER_ACTIVATIONS, LayerActivation, LayerPatching, inspect_layer_parts
-from headscope.patching.metrics import PairTokens
+from headscope.interventions.metrics import PairTokens
+from headscope.interventions.pair_runs import Direction, PairRuns
+from headscope.interventions.parts import PART_NAMES, PartName, inspect_layer_parts, layers_with
 from headscope.positions.model import Model
 
 MOE = {"num_local_experts": 4, "num_experts_per_tok": 2, "initializer_range": 0.2}
@@ -43,8 +44,32 @@ def loaded(family: str) -> Model:
     return hs.load(FAMILIES[family][0]())
 
 
-def patching(model: Model, pair: PairTokens, metric: Any = "logit_diff") -> LayerPatching:
-    return LayerPatching(PatchingReplay(model, pair, metric, memory_bytes=1e9), inspect_layer_parts(model, pair.clean))
+def runs_of(model: Model, pair: PairTokens, metric: Any = "logit_diff") -> PairRuns:
+    return PairRuns(model, pair, metric, 1e9, inspect_layer_parts(model, pair.clean))
+
+
+def layers_of(pair_runs: PairRuns, part: PartName) -> list[int]:
+    return layers_with(part, len(pair_runs.clean.layers), pair_runs.clean.parts)
+
+
+def exact(
+    pair_runs: PairRuns, part: PartName, direction: Direction, places: Iterable[tuple[int, range | None]]
+) -> list[float]:
+    """The metric with the part of one layer patched at a time, at a span."""
+    with pair_runs.capturing():
+        runs = [pair_runs.patch_part(part, direction, layer, span) for layer, span in places]
+        return pair_runs.evaluate(direction, runs)
+
+
+def estimates(
+    pair_runs: PairRuns, part: PartName, direction: Direction, spans: Sequence[range | None]
+) -> dict[int, list[float]]:
+    """The estimated changes of the metric at every span, by layer."""
+    layers = layers_of(pair_runs, part)
+    with pair_runs.capturing():
+        runs = [pair_runs.patch_part(part, direction, layer, span) for layer in layers for span in spans]
+        values = iter(pair_runs.estimate(direction, runs))
+        return {layer: [next(values) for _ in spans] for layer in layers}
 
 
 def decoder_layers_of(model: Model) -> nn.ModuleList:
@@ -102,37 +127,35 @@ def by_hand(
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("activation", LAYER_ACTIVATIONS)
-def test_exact_patches_equal_hooks_written_by_hand(family: str, activation: LayerActivation) -> None:
+@pytest.mark.parametrize("activation", PART_NAMES)
+def test_exact_patches_equal_hooks_written_by_hand(family: str, activation: PartName) -> None:
     model, pair = loaded(family), random_pair()
-    patches = patching(model, pair)
-    layers = patches.layers(activation)
+    pair_runs = runs_of(model, pair)
+    layers = layers_of(pair_runs, activation)
     places = [place_of(model, family, activation, layer) for layer in range(len(decoder_layers_of(model)))]
     assert layers == [layer for layer, module in enumerate(places) if module is not None]
-    difference = abs(patches.replay.clean_value - patches.replay.corrupted_value)
-    with patches.replay.capturing():
-        for direction in DIRECTIONS:
-            for layer, span, value in patches.patch(activation, direction, layers, SPANS):
-                module = places[layer]
-                assert module is not None
-                expected = by_hand(model, pair, module, activation == "resid_pre", direction, span)
-                assert value == pytest.approx(expected, abs=1e-5 * max(1, difference))
+    difference = abs(pair_runs.clean_value - pair_runs.corrupted_value)
+    for direction in DIRECTIONS:
+        patched = [*product(layers, SPANS)]
+        for (layer, span), value in zip(patched, exact(pair_runs, activation, direction, patched), strict=True):
+            module = places[layer]
+            assert module is not None
+            expected = by_hand(model, pair, module, activation == "resid_pre", direction, span)
+            assert value == pytest.approx(expected, abs=1e-5 * max(1, difference))
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "gpt_oss", "lfm2"])
-@pytest.mark.parametrize("activation", LAYER_ACTIVATIONS)
+@pytest.mark.parametrize("activation", PART_NAMES)
 def test_estimates_are_the_gradient_times_the_change_of_the_activation(
-    family: str, activation: LayerActivation
+    family: str, activation: PartName
 ) -> None:
     model, pair = loaded(family), random_pair()
-    patches = patching(model, pair)
-    with patches.replay.capturing():
-        estimates = patches.estimate([activation], "denoising", SPANS)[activation]
+    by_layer = estimates(runs_of(model, pair), activation, "denoising", SPANS)
     clean, corrupted = pair.clean[:, :-1], pair.corrupted[:, :-1]
     for layer in range(len(decoder_layers_of(model))):
         module = place_of(model, family, activation, layer)
         if module is None:
-            assert not estimates[layer].any()
+            assert layer not in by_layer
             continue
         new: list[Tensor] = []
         old: list[Tensor] = []
@@ -151,46 +174,44 @@ def test_estimates_are_the_gradient_times_the_change_of_the_activation(
         (gradient,) = torch.autograd.grad(logits[-1, 7] - logits[-1, 9], offsets)
         by_position = ((new[0] - old[0]) * gradient).sum(-1).flatten()
         expected = [by_position[slice(None) if s is None else slice(s.start, s.stop)].sum().item() for s in SPANS]
-        assert estimates[layer].tolist() == pytest.approx(expected, abs=1e-5, rel=1e-4)
+        assert by_layer[layer] == pytest.approx(expected, abs=1e-5, rel=1e-4)
 
 
 def test_the_residual_stream_of_all_positions_is_the_other_run() -> None:
-    patches = patching(loaded("gemma3"), random_pair())
-    with patches.replay.capturing(), torch.no_grad():
-        for _, _, value in patches.patch("resid_pre", "denoising", patches.layers("resid_pre"), [None]):
-            assert value == pytest.approx(patches.replay.clean_value, abs=1e-5)
+    pair_runs = runs_of(loaded("gemma3"), random_pair())
+    places = [(layer, None) for layer in layers_of(pair_runs, "resid_pre")]
+    values = exact(pair_runs, "resid_pre", "denoising", places)
+    assert values == pytest.approx([pair_runs.clean_value] * len(places), abs=1e-5)
 
 
 def test_estimates_by_position_sum_to_those_of_all_positions_and_batches_do_not_matter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    patches = patching(loaded("llama-gqa"), random_pair())
+    pair_runs = runs_of(loaded("llama-gqa"), random_pair())
     spans = [range(at, at + 1) for at in range(LENGTH)]
-    with patches.replay.capturing(), torch.no_grad():
-        by_position = patches.estimate(LAYER_ACTIVATIONS, "noising", spans)
-        at_all = patches.estimate(LAYER_ACTIVATIONS, "noising", [None])
-        for name in LAYER_ACTIVATIONS:
-            torch.testing.assert_close(by_position[name].sum(-1), at_all[name][:, 0], atol=1e-5, rtol=1e-5)
-        together = [value for *_, value in patches.patch("mlp_out", "noising", [1], spans)]
-        monkeypatch.setattr("headscope.patching.layer_patching.runs_per_batch", lambda *_: 1)
-        alone = [value for *_, value in patches.patch("mlp_out", "noising", [1], spans)]
-    assert together == pytest.approx(alone, abs=1e-5)
+    for part in PART_NAMES:
+        by_position = estimates(pair_runs, part, "noising", spans)
+        for layer, (at_all,) in estimates(pair_runs, part, "noising", [None]).items():
+            assert sum(by_position[layer]) == pytest.approx(at_all, abs=1e-5, rel=1e-5)
+    places = [(1, span) for span in spans]
+    together = exact(pair_runs, "mlp_out", "noising", places)
+    monkeypatch.setattr("headscope.interventions.replay.runs_per_batch", lambda *_: 1)
+    assert exact(pair_runs, "mlp_out", "noising", places) == pytest.approx(together, abs=1e-5)
 
 
 def test_the_estimate_of_kl_for_noising_is_of_second_order_and_not_negative() -> None:
-    patches = patching(loaded("llama-gqa"), random_pair(), "kl")
-    with patches.replay.capturing():
-        estimates = patches.estimate(LAYER_ACTIVATIONS, "noising", [None])
-    for values in estimates.values():
-        assert (values >= 0).all()
-        assert values.max() > 0
+    pair_runs = runs_of(loaded("llama-gqa"), random_pair(), "kl")
+    for part in PART_NAMES:
+        values = [value for (value,) in estimates(pair_runs, part, "noising", [None]).values()]
+        assert min(values) >= 0
+        assert max(values) > 0
 
 
 @torch.no_grad()
 def test_prompts_of_different_lengths_are_patched_at_their_common_suffix_only() -> None:
     model, pair, suffix = loaded("llama-gqa"), random_pair(), 4
     longer = torch.cat([torch.tensor([[5, 6]]), pair.clean], 1)
-    patches = patching(model, PairTokens(longer, pair.corrupted, pair.answer, pair.wrong, suffix))
+    pair_runs = runs_of(model, PairTokens(longer, pair.corrupted, pair.answer, pair.wrong, suffix))
     module = place_of(model, "llama-gqa", "mlp_out", 1)
     assert module is not None
     recorded: list[Tensor] = []
@@ -200,6 +221,5 @@ def test_prompts_of_different_lengths_are_patched_at_their_common_suffix_only() 
         return torch.cat([hidden[:, :-suffix], recorded[0][:, -suffix:]], 1)
 
     logits = run_with_hook(model, pair.corrupted[:, :-1], module, edit, False)
-    with patches.replay.capturing():
-        ((_, _, value),) = patches.patch("mlp_out", "denoising", [1], [None])
+    (value,) = exact(pair_runs, "mlp_out", "denoising", [(1, None)])
     assert value == pytest.approx(float(logits[-1, 7] - logits[-1, 9]), abs=1e-5)

@@ -14,7 +14,7 @@ from support.tiny_studies import PAIRS, save_checkpoint, tokenizer
 import headscope as hs
 from headscope.patching.activation_patching import PatchingReplay
 from headscope.patching.layer_patching import LayerPatching, inspect_layer_parts
-from headscope.patching.metrics import PairTokens
+from headscope.interventions.metrics import PairTokens
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly
 from headscope.results.words import sentence

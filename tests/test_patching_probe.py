@@ -22,7 +22,7 @@ from headscope.forward.interventions import Unit
 from headscope.heads import HeadSet
 from headscope.models.loading import load_tokenizer
 from headscope.patching.activation_patching import PatchingReplay, patched_units
-from headscope.patching.metrics import PairTokens
+from headscope.interventions.metrics import PairTokens
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly
 from headscope.runs.aggregation import adjust_p_values

@@ -17,8 +17,8 @@ import headscope as hs
 from headscope.forward.interventions import Unit
 from headscope.patching.activation_patching import GROUP_ACTIVATIONS, PatchingReplay, patched_units
 from headscope.patching.layer_patching import LAYER_ACTIVATIONS, LayerPatching, inspect_layer_parts
-from headscope.patching.metrics import PairTokens
-from headscope.patching.path_patching import Path, PathPatching, inspect_paths
+from headscope.interventions.metrics import PairTokens
+from headscope.interventions.path_patching import Path, PathPatching, inspect_paths
 from headscope.patching.pattern_entries import PatternEntries
 from headscope.positions.model import Model
 

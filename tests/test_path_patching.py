@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 import headscope as hs
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.patching.activation_patching import Direction, PatchingReplay
-from headscope.patching.metrics import PairTokens
-from headscope.patching.path_patching import (
+from headscope.interventions.metrics import PairTokens
+from headscope.interventions.path_patching import (
     RECEIVER_INPUTS,
     MLPs,
     Norms,
@@ -223,7 +223,7 @@ def test_estimates_are_zero_unless_the_receiver_is_in_a_later_layer() -> None:
 
 def test_estimates_of_receivers_in_small_batches_equal_those_of_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     together = estimates("llama-gqa")
-    monkeypatch.setattr("headscope.patching.path_patching.ESTIMATE_TOKENS", LENGTH)
+    monkeypatch.setattr("headscope.interventions.path_patching.ESTIMATE_TOKENS", LENGTH)
     for estimate, expected in zip(estimates("llama-gqa"), together, strict=True):
         torch.testing.assert_close(estimate, expected, atol=1e-5, rtol=1e-5)
 

@@ -17,8 +17,8 @@ import headscope as hs
 from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput, Interrupted
 from headscope.patching.activation_patching import PatchingReplay
-from headscope.patching.metrics import PairTokens
-from headscope.patching.path_patching import Path, PathPatching, inspect_paths
+from headscope.interventions.metrics import PairTokens
+from headscope.interventions.path_patching import Path, PathPatching, inspect_paths
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly
 from headscope.rendering.blocks import Chart

@@ -37,7 +37,7 @@ from dashboards.playground.view import parse_view
 from dashboards.playground.worker import ModelWorker, authorized_worker
 from headscope.errors import BadInput, CannotWrite, Interrupted
 from headscope.patching.activation_patching import PatchingReplay
-from headscope.patching.metrics import PairTokens
+from headscope.interventions.metrics import PairTokens
 from headscope.playground import tasks
 from headscope.playground.model_session import ModelSession
 from headscope.playground.prompt_predictions import PromptPrediction

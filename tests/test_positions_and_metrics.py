@@ -15,7 +15,7 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.errors import BadInput, BadOption
-from headscope.patching.metrics import PairTokens
+from headscope.interventions.metrics import PairTokens
 from headscope.positions.model import Model
 from headscope.runs.run import Run
 
