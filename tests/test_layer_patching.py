@@ -146,9 +146,7 @@ def test_exact_patches_equal_hooks_written_by_hand(family: str, activation: Part
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "gpt_oss", "lfm2"])
 @pytest.mark.parametrize("activation", PART_NAMES)
-def test_estimates_are_the_gradient_times_the_change_of_the_activation(
-    family: str, activation: PartName
-) -> None:
+def test_estimates_are_the_gradient_times_the_change_of_the_activation(family: str, activation: PartName) -> None:
     model, pair = loaded(family), random_pair()
     by_layer = estimates(runs_of(model, pair), activation, "denoising", SPANS)
     clean, corrupted = pair.clean[:, :-1], pair.corrupted[:, :-1]

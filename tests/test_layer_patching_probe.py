@@ -12,9 +12,9 @@ from support.refusals import assert_names
 from support.tiny_studies import PAIRS, save_checkpoint, tokenizer
 
 import headscope as hs
-from headscope.patching.activation_patching import PatchingReplay
-from headscope.patching.layer_patching import LayerPatching, inspect_layer_parts
 from headscope.interventions.metrics import PairTokens
+from headscope.interventions.pair_runs import PairRuns
+from headscope.interventions.parts import inspect_layer_parts
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly
 from headscope.results.words import sentence
@@ -77,13 +77,14 @@ def test_stored_metrics_equal_those_of_the_engine(exact: Run, folder: Path) -> N
     model = hs.load(f"{folder}/tiny", device="cpu")
     pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
     pair = PairTokens.on_device(pairs.build(1), model.device)
-    patching = LayerPatching(PatchingReplay(model, pair, "logit_diff", 1e9), inspect_layer_parts(model, pair.clean))
+    pair_runs = PairRuns(model, pair, "logit_diff", 1e9, inspect_layer_parts(model, pair.clean))
     rows = exact.table("patching_layers").query(
         "pair == 'pair 1' and activation == 'mlp_out' and direction == 'noising'"
     )
     rows = rows[(rows["position"] == 3) & (rows["span"] == "")]
-    with patching.replay.capturing():
-        values = [value for *_, value in patching.patch("mlp_out", "noising", range(LAYERS), [range(3, 4)])]
+    with pair_runs.capturing():
+        runs = [pair_runs.patch_part("mlp_out", "noising", layer, range(3, 4)) for layer in range(LAYERS)]
+        values = pair_runs.evaluate("noising", runs)
     assert rows.sort_values("layer")["metric_patched"].to_list() == pytest.approx(values, abs=1e-5)
 
 

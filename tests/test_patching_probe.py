@@ -18,11 +18,11 @@ import headscope as hs
 from headscope.bench.timing import time_calls
 from headscope.effects.sweep import effects_table
 from headscope.errors import Interrupted
-from headscope.forward.interventions import Unit
 from headscope.heads import HeadSet
-from headscope.models.loading import load_tokenizer
-from headscope.patching.activation_patching import PatchingReplay, patched_units
 from headscope.interventions.metrics import PairTokens
+from headscope.interventions.pair_runs import PairRuns, patched_units
+from headscope.interventions.units import Unit
+from headscope.models.loading import load_tokenizer
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly
 from headscope.runs.aggregation import adjust_p_values
@@ -111,16 +111,17 @@ def test_every_unit_position_direction_and_pair_has_one_row(exact: Run) -> None:
 def test_stored_metrics_equal_those_of_the_engine(exact: Run, folder: Path) -> None:
     model = hs.load(f"{folder}/tiny@yarn:factor=4", device="cpu")
     pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
-    replay = PatchingReplay(model, PairTokens.on_device(pairs.build(2), model.device), "logit_diff", 1e9)
+    pair_runs = PairRuns(model, PairTokens.on_device(pairs.build(2), model.device), "logit_diff", 1e9)
     rows = exact.table("patching").query(
         "model == 'yarn' and pair == 'pair 2' and activation == 'z' and direction == 'noising' and position == -1"
     )
-    with replay.capturing():
-        values = replay.patch("z", "noising", patched_units(model, "z"), [None])
-        expected = {(unit.layer, unit.head): value for unit, _, value in values}
+    with pair_runs.capturing():
+        units = patched_units(model, "z")
+        values = pair_runs.evaluate("noising", [pair_runs.patch("z", "noising", [unit]) for unit in units])
+    expected = {(unit.layer, unit.head): value for unit, value in zip(units, values, strict=True)}
     stored = rows.set_index(["layer", "head"])["metric_patched"].to_dict()
     assert stored == pytest.approx(expected, abs=1e-5)
-    assert rows["metric_clean"].iloc[0] == pytest.approx(replay.clean_value, abs=1e-5)
+    assert rows["metric_clean"].iloc[0] == pytest.approx(pair_runs.clean_value, abs=1e-5)
     expected_effect = (rows["metric_clean"] - rows["metric_patched"]) / (
         rows["metric_clean"] - rows["metric_corrupted"]
     )
@@ -282,10 +283,11 @@ def test_named_heads_are_patched_alone_and_together(folder: Path, tmp_path: Path
     }
     model = hs.load(f"{folder}/tiny", device="cpu")
     pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
-    replay = PatchingReplay(model, PairTokens.on_device(pairs.build(2), model.device), "logit_diff", 1e9)
-    with replay.capturing():
+    pair_runs = PairRuns(model, PairTokens.on_device(pairs.build(2), model.device), "logit_diff", 1e9)
+    with pair_runs.capturing():
         units = [Unit(1, 0, 0), Unit(2, 1, 3)]
-        values = [value for _, value in replay.patch_together("z", "denoising", units, [None, range(4, 5)])]
+        runs = [pair_runs.patch("z", "denoising", units, span) for span in (None, range(4, 5))]
+        values = pair_runs.evaluate("denoising", runs)
     sets = run.table("patching_sets").query("model == 'base' and pair == 'pair 2' and activation == 'z'")
     stored = sets.astype({"span": str}).set_index("span")["metric_patched"]
     assert [stored[""], stored["last"]] == pytest.approx(values, abs=1e-5)

@@ -14,12 +14,11 @@ from transformer_lens import patching as lens
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 import headscope as hs
-from headscope.forward.interventions import Unit
-from headscope.patching.activation_patching import GROUP_ACTIVATIONS, PatchingReplay, patched_units
-from headscope.patching.layer_patching import LAYER_ACTIVATIONS, LayerPatching, inspect_layer_parts
 from headscope.interventions.metrics import PairTokens
+from headscope.interventions.pair_runs import GROUP_ACTIVATIONS, PairRuns, patched_units
+from headscope.interventions.parts import PART_NAMES, inspect_layer_parts
 from headscope.interventions.path_patching import Path, PathPatching, inspect_paths
-from headscope.patching.pattern_entries import PatternEntries
+from headscope.interventions.units import Unit, head_unit
 from headscope.positions.model import Model
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -86,9 +85,9 @@ def patched_by_lens(bridge: Any, pair: PairTokens, function: Any, index: pd.Data
     return function(bridge, corrupted, cache, logit_difference_of(pair), index_axis_names=None, index_df=index).numpy()
 
 
-def assert_equal(replay: PatchingReplay, values: list[float], expected: np.ndarray) -> None:
-    scale = abs(replay.clean_value - replay.corrupted_value)
-    assert np.abs(np.array(values) - replay.corrupted_value).max() > 1e-4 * scale
+def assert_equal(pair_runs: PairRuns, values: list[float], expected: np.ndarray) -> None:
+    scale = abs(pair_runs.clean_value - pair_runs.corrupted_value)
+    assert np.abs(np.array(values) - pair_runs.corrupted_value).max() > 1e-4 * scale
     np.testing.assert_allclose(values, expected, atol=TOLERANCE * scale, rtol=0)
 
 
@@ -103,11 +102,11 @@ def test_patches_of_all_positions_equal_those_of_transformer_lens(
     chosen = [units[number] for number in sorted(np.random.default_rng(0).permutation(len(units))[:count])]
     index = pd.DataFrame([index_of(unit, activation) for unit in chosen], columns=["layer", "head"])
     for number, pair in enumerate(pairs):  # each with a part of the units
-        replay = PatchingReplay(smollm2, pair, "logit_diff", memory_bytes=2**30)
-        with replay.capturing():
-            units_of_pair = chosen[number::PAIRS]
-            values = [value for _, _, value in replay.patch(activation, "denoising", units_of_pair, [None])]
-        assert_equal(replay, values, patched_by_lens(bridge, pair, FUNCTIONS[activation], index[number::PAIRS]))
+        pair_runs = PairRuns(smollm2, pair, "logit_diff", memory_bytes=2**30)
+        with pair_runs.capturing():
+            runs = [pair_runs.patch(activation, "denoising", [unit]) for unit in chosen[number::PAIRS]]
+            values = pair_runs.evaluate("denoising", runs)
+        assert_equal(pair_runs, values, patched_by_lens(bridge, pair, FUNCTIONS[activation], index[number::PAIRS]))
 
 
 @torch.no_grad()
@@ -122,14 +121,14 @@ def test_patches_of_one_position_equal_those_of_transformer_lens(
     at = rng.integers(changed, pair.aligned, len(chosen)).tolist()
     index = pd.DataFrame([index_of(unit, activation) for unit in chosen], columns=["layer", "head"]).assign(pos=at)
     columns = ["layer", "head", "pos"] if activation == "pattern" else ["layer", "pos", "head"]
-    replay = PatchingReplay(smollm2, pair, "logit_diff", memory_bytes=2**30)
-    with replay.capturing():
-        values = [
-            value
+    pair_runs = PairRuns(smollm2, pair, "logit_diff", memory_bytes=2**30)
+    with pair_runs.capturing():
+        runs = [
+            pair_runs.patch(activation, "denoising", [unit], range(position, position + 1))
             for unit, position in zip(chosen, at, strict=True)
-            for _, _, value in replay.patch(activation, "denoising", [unit], [range(position, position + 1)])
         ]
-    assert_equal(replay, values, patched_by_lens(bridge, pair, POSITION_FUNCTIONS[activation], index[columns]))
+        values = pair_runs.evaluate("denoising", runs)
+    assert_equal(pair_runs, values, patched_by_lens(bridge, pair, POSITION_FUNCTIONS[activation], index[columns]))
 
 
 @torch.no_grad()
@@ -139,12 +138,11 @@ def test_patches_of_pattern_entries_equal_those_of_transformer_lens(
     pair, at = pairs[0], pairs[0].aligned - 1
     changed = int(torch.nonzero(pair.clean[0] != pair.corrupted[0])[0])
     heads, places = [(17, 4), (23, 3)], [(at, changed), (changed, 0), (at, at)]
-    replay = PatchingReplay(smollm2, pair, "logit_diff", memory_bytes=2**30)
-    entries = PatternEntries(replay)
-    units = [Unit(layer, smollm2.geometry.kv_group(layer, head), head) for layer, head in heads]
-    entries.entries = places
-    with replay.capturing():
-        values = [value for _, patched in entries.patch("denoising", units) for value in patched]
+    pair_runs = PairRuns(smollm2, pair, "logit_diff", memory_bytes=2**30)
+    units = [head_unit(smollm2.geometry, layer, head) for layer, head in heads]
+    with pair_runs.capturing():
+        runs = [pair_runs.patch_entry("denoising", unit, *place) for unit in units for place in places]
+        values = pair_runs.evaluate("denoising", runs)
     rows = [(layer, head, *place) for layer, head in heads for place in places]
     index = pd.DataFrame(rows, columns=["layer", "head", "dest_pos", "src_pos"])
     cache, corrupted = activation_cache(bridge, pair.clean), pair.corrupted[:, :-1]
@@ -152,7 +150,7 @@ def test_patches_of_pattern_entries_equal_those_of_transformer_lens(
     expected = lens.generic_activation_patch(
         bridge, corrupted, cache, difference, edit, "pattern", index_axis_names=None, index_df=index
     )
-    assert_equal(replay, values, expected.numpy())
+    assert_equal(pair_runs, values, expected.numpy())
 
 
 @torch.no_grad()
@@ -164,14 +162,14 @@ def test_patches_of_layers_equal_those_of_transformer_lens(
     positions = int(torch.nonzero(pair.clean[0] != pair.corrupted[0])[0]), pair.aligned - 1
     layers, spans = [*range(smollm2.geometry.layers)], [range(at, at + 1) for at in positions]
     index = pd.DataFrame([(layer, at) for layer in layers for at in positions], columns=["layer", "pos"])
-    replay = PatchingReplay(smollm2, pair, "logit_diff", memory_bytes=2**30)
-    patching = LayerPatching(replay, inspect_layer_parts(smollm2, pair.clean))
-    scale = abs(replay.clean_value - replay.corrupted_value)
-    for activation in LAYER_ACTIVATIONS:
+    pair_runs = PairRuns(smollm2, pair, "logit_diff", 2**30, inspect_layer_parts(smollm2, pair.clean))
+    scale = abs(pair_runs.clean_value - pair_runs.corrupted_value)
+    for activation in PART_NAMES:
         expected = patched_by_lens(bridge, pair, LAYER_FUNCTIONS[activation], index)
-        with replay.capturing():
-            values = [value for *_, value in patching.patch(activation, "denoising", layers, spans)]
-        assert np.abs(np.array(values) - replay.corrupted_value).max() > 0.1 * scale
+        with pair_runs.capturing():
+            runs = [pair_runs.patch_part(activation, "denoising", layer, span) for layer in layers for span in spans]
+            values = pair_runs.evaluate("denoising", runs)
+        assert np.abs(np.array(values) - pair_runs.corrupted_value).max() > 0.1 * scale
         np.testing.assert_allclose(values, expected, atol=LAYER_TOLERANCE * scale, rtol=0)
 
 
@@ -187,9 +185,9 @@ def test_paths_through_queries_equal_direct_path_patching_of_transformer_lens(
         expected = lens.get_act_patch_direct_path(
             bridge, pair.corrupted[:, :-1], clean, corrupted, logit_difference_of(pair), *sender, verbose=False
         )
-        replay = PatchingReplay(smollm2, pair, "logit_diff", memory_bytes=2**30)
-        with replay.capturing():
-            patching = PathPatching(replay, inspect_paths(smollm2, pair.clean), "denoising", "recomputed")
+        pair_runs = PairRuns(smollm2, pair, "logit_diff", memory_bytes=2**30)
+        with pair_runs.capturing():
+            patching = PathPatching(pair_runs, inspect_paths(smollm2, pair.clean), "denoising", "recomputed")
             values = dict(patching.patch(paths))
         np.testing.assert_allclose(
             [values[path] for path in paths], [expected[path.receivers[0]] for path in paths], atol=TOLERANCE, rtol=0

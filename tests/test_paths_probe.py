@@ -16,8 +16,8 @@ from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_ch
 import headscope as hs
 from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput, Interrupted
-from headscope.patching.activation_patching import PatchingReplay
 from headscope.interventions.metrics import PairTokens
+from headscope.interventions.pair_runs import PairRuns
 from headscope.interventions.path_patching import Path, PathPatching, inspect_paths
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly
@@ -97,10 +97,10 @@ def test_stored_metrics_equal_those_of_the_engine(exact: Run, folder: FilePath) 
     model = hs.load(f"{folder}/tiny@yarn:factor=4", device="cpu")
     pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
     tokens = PairTokens.on_device(pairs.build(2), model.device)
-    replay = PatchingReplay(model, tokens, "logit_diff", 1e9)
+    pair_runs = PairRuns(model, tokens, "logit_diff", 1e9)
     paths = [Path((0, 1), ((2, 3),), "k"), Path((1, 2), (), "logits")]
-    with replay.capturing():
-        expected = dict(PathPatching(replay, inspect_paths(model, tokens.clean), "noising").patch(paths))
+    with pair_runs.capturing():
+        expected = dict(PathPatching(pair_runs, inspect_paths(model, tokens.clean), "noising").patch(paths))
     rows = exact.table("paths").query("model == 'yarn' and pair == 'pair 2' and direction == 'noising'")
     stored = rows.set_index(["sender_layer", "sender_head", "through"])["metric_patched"]
     for path, value in expected.items():
@@ -117,13 +117,13 @@ def test_paths_by_position_are_rows_and_an_array(folder: FilePath, tmp_path: Fil
     model = hs.load(f"{folder}/tiny", device="cpu")
     tokens = PairTokens.on_device(pairs.build(1), model.device)
     length = len(pairs.build(1).clean)
-    replay = PatchingReplay(model, tokens, "logit_diff", 1e9)
+    pair_runs = PairRuns(model, tokens, "logit_diff", 1e9)
     spans = [(at, at + 1) for at in range(length)] + [()]
     ends = {"last": (length - 1, length), "1:3": (1, 3)}
     paths = [Path((0, 1), ((2, 3),), "k", span, end) for span in spans for end in ends.values()]
     direct = [Path((0, 1), (), "logits", span) for span in spans]
-    with replay.capturing():
-        values = dict(PathPatching(replay, inspect_paths(model, tokens.clean), "denoising").patch([*paths, *direct]))
+    with pair_runs.capturing():
+        values = dict(PathPatching(pair_runs, inspect_paths(model, tokens.clean), "denoising").patch([*paths, *direct]))
     own = {"model": "base", "pair": "pair 1"}
     stored = run.array("paths", "metric_patched", ["sender_positions", "receiver_positions"], through="k", **own)
     assert [*stored.labels["sender_positions"]] == [*map(str, range(length)), "all"]
@@ -157,11 +157,11 @@ def test_estimates_are_means_over_the_pairs_that_differ_enough(verified: Run, fo
     effects = []
     for number in range(4):
         tokens = PairTokens.on_device(pairs.build(number), model.device)
-        replay = PatchingReplay(model, tokens, "logit_diff", 1e9)
-        difference = replay.clean_value - replay.corrupted_value
+        pair_runs = PairRuns(model, tokens, "logit_diff", 1e9)
+        difference = pair_runs.clean_value - pair_runs.corrupted_value
         if abs(difference) >= 0.5:
-            with replay.capturing():
-                to_heads, _ = PathPatching(replay, inspect_paths(model, tokens.clean), "denoising").estimate()
+            with pair_runs.capturing():
+                to_heads, _ = PathPatching(pair_runs, inspect_paths(model, tokens.clean), "denoising").estimate()
             effects.append(float(to_heads[0, 1, 3, 2, 2]) / difference)
     row = estimates.query(
         "model == 'base' and sender_layer == 0 and sender_head == 1 and receiver_layer == 3 and receiver_head == 2 and "
@@ -225,11 +225,11 @@ def test_receivers_together_through_recomputed_mlps_are_one_path_of_each_sender(
     model = hs.load(f"{folder}/tiny", device="cpu")
     pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
     tokens = PairTokens.on_device(pairs.build(1), model.device)
-    replay = PatchingReplay(model, tokens, "logit_diff", 1e9)
+    pair_runs = PairRuns(model, tokens, "logit_diff", 1e9)
     path = Path((0, 1), ((2, 3), (3, 0)), "v")
-    with replay.capturing():
+    with pair_runs.capturing():
         patching = PathPatching(
-            replay, inspect_paths(model, tokens.clean), "denoising", "recomputed", mlps="recomputed"
+            pair_runs, inspect_paths(model, tokens.clean), "denoising", "recomputed", mlps="recomputed"
         )
         ((_, expected),) = patching.patch([path])
     one = rows.query("model == 'base' and pair == 'pair 1' and sender_layer == 0 and through == 'v'")

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,9 +14,8 @@ from support.prompt_pairs import random_pair
 from support.tiny_studies import PAIRS, save_checkpoint
 
 import headscope as hs
-from headscope.forward.interventions import Unit
-from headscope.patching.activation_patching import Direction, PatchingReplay
-from headscope.patching.pattern_entries import PatternEntries
+from headscope.interventions.pair_runs import Direction, PairRuns
+from headscope.interventions.units import head_unit, head_units
 from headscope.rendering import assembly
 from probes.patching import report
 from probes.patching.analysis import entry_effects
@@ -32,37 +32,37 @@ PLACES = [(0, 0), (7, 2), (9, 9), (11, 1)]
 @pytest.mark.parametrize("family", FAMILIES)
 def test_entries_equal_eager_attention_with_one_weight_replaced(family: str) -> None:
     model, pair = hs.load(FAMILIES[family]()), random_pair()
-    replay = PatchingReplay(model, pair, "logit_diff", memory_bytes=1e9)
-    entries = PatternEntries(replay)
-    units = [Unit(layer, model.geometry.kv_group(layer, 1), 1) for layer in (0, model.geometry.layers - 1)]
-    for direction in ("denoising", "noising"):
+    pair_runs = PairRuns(model, pair, "logit_diff", memory_bytes=1e9)
+    units = [head_unit(model.geometry, layer, 1) for layer in (0, model.geometry.layers - 1)]
+    patched = [*product(units, PLACES)]
+    for direction in get_args(Direction):
         run, source = (pair.corrupted, pair.clean) if direction == "denoising" else (pair.clean, pair.corrupted)
         own, other = (eager_patching.run(model, ids[:, :-1])[1] for ids in (run, source))
-        with replay.capturing():
-            patched = {unit.layer: values for unit, values in entries.patch(direction, units)}
-        for layer, values in patched.items():
-            for query, key in PLACES:
-                pattern = own[layer]["pattern"].clone()
-                pattern[1, query, key] = other[layer]["pattern"][1, query, key]
-                replaced = {layer: {"pattern": (slice(1, 2), slice(query, query + 1), pattern)}}
-                logits = eager_patching.run(model, run[:, :-1], replaced)[0][-1]
-                expected = (logits[pair.answer[0]] - logits[pair.wrong[0]]).item()
-                assert values[entries.entries.index((query, key))] == pytest.approx(expected, abs=1e-5)
+        with pair_runs.capturing():
+            runs = [pair_runs.patch_entry(direction, unit, *place) for unit, place in patched]
+            values = pair_runs.evaluate(direction, runs)
+        for (unit, (query, key)), value in zip(patched, values, strict=True):
+            pattern = own[unit.layer]["pattern"].clone()
+            pattern[1, query, key] = other[unit.layer]["pattern"][1, query, key]
+            replaced = {unit.layer: {"pattern": (slice(1, 2), slice(query, query + 1), pattern)}}
+            logits = eager_patching.run(model, run[:, :-1], replaced)[0][-1]
+            expected = (logits[pair.answer[0]] - logits[pair.wrong[0]]).item()
+            assert value == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("direction", ["denoising", "noising"])
 def test_estimates_of_entries_add_up_to_those_of_whole_rows(direction: Direction) -> None:
     """A row of the pattern is the sum of its entries, and the estimate is linear in them."""
     model = hs.load(families.MEASURABLE["llama-gqa"]())
-    replay = PatchingReplay(model, random_pair(), "logit_diff", memory_bytes=1e9)
-    entries, length = PatternEntries(replay), random_pair().aligned
-    with replay.capturing():
-        rows = replay.estimate(["pattern"], direction, [range(at, at + 1) for at in range(length)])["pattern"]
-        by_layer = entries.estimate(direction)
-    queries = torch.tensor(entries.entries)[:, 0]
-    for layer, estimate in enumerate(by_layer):
-        sums = torch.zeros(len(estimate), length, dtype=torch.float64).index_add_(1, queries, estimate)
-        torch.testing.assert_close(sums, rows[layer], atol=1e-6, rtol=1e-4)
+    pair_runs = PairRuns(model, random_pair(), "logit_diff", memory_bytes=1e9)
+    units, queries = head_units(model.geometry), range(pair_runs.pair.aligned)
+    with pair_runs.capturing():
+        patched = [*product(units, queries)]
+        runs = [pair_runs.patch("pattern", direction, [unit], range(at, at + 1)) for unit, at in patched]
+        rows = pair_runs.estimate(direction, runs)
+        by_layer = pair_runs.estimate_entries(direction)
+    sums = [by_layer[unit.layer][unit.head, query].sum().item() for unit, query in patched]
+    assert sums == pytest.approx(rows, abs=1e-6, rel=1e-4)
     assert max(float(estimate.abs().max()) for estimate in by_layer) > 1e-3
 
 

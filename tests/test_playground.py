@@ -36,8 +36,9 @@ from dashboards.playground.components import next_token_table
 from dashboards.playground.view import parse_view
 from dashboards.playground.worker import ModelWorker, authorized_worker
 from headscope.errors import BadInput, CannotWrite, Interrupted
-from headscope.patching.activation_patching import PatchingReplay
 from headscope.interventions.metrics import PairTokens
+from headscope.interventions.pair_runs import PairRuns
+from headscope.interventions.units import head_units
 from headscope.playground import tasks
 from headscope.playground.model_session import ModelSession
 from headscope.playground.prompt_predictions import PromptPrediction
@@ -215,12 +216,14 @@ def test_patching_estimates_are_shares_of_the_logit_difference(session: ModelSes
     clean_ids, corrupted_ids = (tasks.prompt_ids(model, f"{text} w9") for text in (PROMPT, corrupted))
     answer, wrong = (torch.tensor([model.tokenizer.convert_tokens_to_ids(word)]) for word in ("w9", "w10"))
     pair = PairTokens(clean_ids, corrupted_ids, answer, wrong, clean_ids.shape[1] - 1)
-    replay = PatchingReplay(model, pair, "logit_diff", 2**20)
-    with replay.capturing():
-        changes = replay.estimate(["z"], "denoising", [None])["z"][..., 0]
-    expected = changes / (replay.clean_value - replay.corrupted_value)
-    for (layer, head), row in heads.iterrows():
-        assert row["value"] == pytest.approx(float(expected[layer, head]), rel=1e-3, abs=1e-4)
+    pair_runs = PairRuns(model, pair, "logit_diff", 2**20)
+    with pair_runs.capturing():
+        units = head_units(model.geometry)
+        changes = pair_runs.estimate("denoising", [pair_runs.patch("z", "denoising", [unit]) for unit in units])
+    difference = pair_runs.clean_value - pair_runs.corrupted_value
+    for unit, change in zip(units, changes, strict=True):
+        value = heads.loc[(unit.layer, unit.head), "value"]
+        assert value == pytest.approx(change / difference, rel=1e-3, abs=1e-4)
     assert len(heads) == sum(model.geometry.layer_heads)
     with refuses(BadInput, "9 tokens", 1):
         tasks.patching_estimate(session, PROMPT, "base", "w8", " w9", " w10")
