@@ -256,6 +256,19 @@ def registered_edits(modules: Iterable[nn.Module]) -> list[LayerEdit]:
     return [edit for module in modules for edit in _hooks_of(module).edits.values()]
 
 
+@contextmanager
+def suspending_edits(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Let no edit that is registered now act on attention modules inside the `with`; further ones do."""
+    suspended = [(hooks, hooks.edits) for hooks in map(_hooks_of, modules)]
+    try:
+        for hooks, _ in suspended:
+            hooks.edits = {}
+        yield
+    finally:
+        for hooks, edits in suspended:
+            hooks.edits = edits
+
+
 def has_logit_edits(module: nn.Module) -> bool:
     """Whether an edit changes the logits of an attention module."""
     return any(edit.target == "logits" for edit in _hooks_of(module).edits.values())

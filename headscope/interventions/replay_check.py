@@ -3,7 +3,7 @@
 A decoder layer may pass more than the residual stream to later layers, and may compute a batch differently from its
 single sequences. So the check ablates all heads of a layer over a few tokens, those of the next layer in a second run,
 and none in a third. The three runs as one growing batch must equal full passes; else the same runs, as batches of equal
-first layers, must.
+first layers, must. Edits of open contexts, which could conflict with these, do not act in the check.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from headscope.attention import backend
 from headscope.errors import HeadscopeError, UnsupportedModel, first_line
 from headscope.forward.backbone import backbone
 from headscope.forward.capture import trial_pass
@@ -55,7 +56,7 @@ def check_once(model: LoadedModel, make_replay: Callable[[Tensor], ResumablePass
     if model.module not in _reasons:
         _reasons[model.module] = None  # the replay inside the check calls this function again
         try:
-            with trial_pass():
+            with trial_pass(), backend.suspending_edits(model.attention_modules):
                 _grows[model.module] = True
                 if _difference(model, make_replay) is not None:
                     _grows[model.module] = False
