@@ -124,9 +124,14 @@ class TokenSet:
             return torch.ones_like(tokens, dtype=torch.bool)
         if self.counts_from_end and length is None:
             raise BadInput(f"tokens {self} count from the end of a prompt of unknown length. Count them from its start")
-        if isinstance(self.tokens, slice):
-            low, high, _ = self.tokens.indices(2**40 if length is None else length)
-            return (tokens >= low) & (tokens < high)
+        if isinstance(self.tokens, slice):  # an end beyond the prompt names tokens after it; an open one does not
+            first, stop = (
+                end if end is None or end >= 0 else max(0, end + (length or 0))
+                for end in (self.tokens.start, self.tokens.stop)
+            )
+            stop = length if stop is None else stop
+            is_before_stop = torch.ones_like(tokens, dtype=torch.bool) if stop is None else tokens < stop
+            return (tokens >= (first or 0)) & is_before_stop
         numbers = [token + (length or 0) if token < 0 else token for token in self.tokens]
         return torch.isin(tokens, torch.tensor(numbers, dtype=torch.long, device=tokens.device))
 

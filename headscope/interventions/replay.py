@@ -114,10 +114,20 @@ class Replay:
     @contextmanager
     def capturing(self) -> Iterator[CapturedLayers]:
         """Attach the schedule, capture the layers and put the model into evaluation mode."""
+        with (
+            self._reading_text(),
+            attached(self.model, self.schedule),
+            capturing(self.model) as layers,
+            evaluating(self.model),
+        ):
+            yield layers
+
+    @contextmanager
+    def _reading_text(self) -> Iterator[None]:
+        """Let passes inside the `with` know the length of this text's prompt; another replay may be captured."""
         token = prompt_length.set(self.prompt_length)
         try:
-            with attached(self.model, self.schedule), capturing(self.model) as layers, evaluating(self.model):
-                yield layers
+            yield
         finally:
             prompt_length.reset(token)
 
@@ -158,7 +168,9 @@ class Replay:
         cache = (
             {"use_cache": False} if self.prefix is None else {"past_key_values": self.prefix.cache, "use_cache": True}
         )
-        hidden: Tensor = backbone(self.model)(self.ids[:, self.start :].expand(copies, -1), **cache).last_hidden_state
+        with self._reading_text():
+            output = backbone(self.model)(self.ids[:, self.start :].expand(copies, -1), **cache)
+        hidden: Tensor = output.last_hidden_state
         return hidden
 
     def residual_stream_before(self, layer: int) -> Tensor:
@@ -172,7 +184,8 @@ class Replay:
     def run_layer(self, layer: int, stream: Tensor) -> Tensor:
         """The output [1, L, D] of one decoder layer for a residual stream and the other recorded arguments."""
         args, kwargs = self._carried.arguments(layer, self._carried.tensors)
-        return residual_stream(self.layers[layer](stream, *args, **kwargs))
+        with self._reading_text():
+            return residual_stream(self.layers[layer](stream, *args, **kwargs))
 
     def attention(self, layer: int, streams: Tensor | None = None) -> tuple[Tensor, backend.AttentionCall]:
         """The head outputs z [1, H, L, d] of an attention layer and the call that computed them.
@@ -565,7 +578,7 @@ class Replay:
         `collecting(layer)` lists intermediate tensors of the layer, each with what `on_collected` should know of it.
         """
         quantization.refuse_gradients(self.model.module, self.model.name)
-        with torch.enable_grad():
+        with torch.enable_grad(), self._reading_text():
             stream = self.residual_stream_before(len(self.layers)).detach().requires_grad_()
             hidden = self.final_hidden_states(stream)
             seeds = [
