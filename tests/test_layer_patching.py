@@ -206,18 +206,22 @@ def test_the_estimate_of_kl_for_noising_is_of_second_order_and_not_negative() ->
 
 
 @torch.no_grad()
-def test_prompts_of_different_lengths_are_patched_at_their_common_suffix_only() -> None:
-    model, pair, suffix = loaded("llama-gqa"), random_pair(), 4
+@pytest.mark.parametrize("answer", [(7,), (7, 30, 11)])
+def test_prompts_of_different_lengths_are_patched_at_their_common_suffix_and_the_answer_only(
+    answer: tuple[int, ...],
+) -> None:
+    model, pair, suffix = loaded("llama-gqa"), random_pair(answer), 4
     longer = torch.cat([torch.tensor([[5, 6]]), pair.clean], 1)
-    pair_runs = runs_of(model, PairTokens(longer, pair.corrupted, pair.answer, pair.wrong, suffix))
+    pair_runs = runs_of(model, PairTokens(longer, pair.corrupted, pair.answer, pair.wrong, suffix), "nll")
     module = place_of(model, "llama-gqa", "mlp_out", 1)
     assert module is not None
     recorded: list[Tensor] = []
-    run_with_hook(model, longer[:, :-1], module, lambda t: recorded.append(t.clone()) or t, False)
+    run_with_hook(model, longer, module, lambda t: recorded.append(t.clone()) or t, False)
+    patched = suffix + len(answer)
 
     def edit(hidden: Tensor) -> Tensor:
-        return torch.cat([hidden[:, :-suffix], recorded[0][:, -suffix:]], 1)
+        return torch.cat([hidden[:, :-patched], recorded[0][:, -patched:]], 1)
 
-    logits = run_with_hook(model, pair.corrupted[:, :-1], module, edit, False)
+    logits = run_with_hook(model, pair.corrupted, module, edit, False)[LENGTH - 1 : -1]
     (value,) = exact(pair_runs, "mlp_out", "denoising", [(1, None)])
-    assert value == pytest.approx(float(logits[-1, 7] - logits[-1, 9]), abs=1e-5)
+    assert value == pytest.approx(torch.nn.functional.cross_entropy(logits, pair.answer).item(), abs=1e-5)

@@ -378,15 +378,28 @@ def test_a_corrupted_answer_follows_the_corrupted_prompt_and_the_answer_is_score
 
 @torch.no_grad()
 @pytest.mark.parametrize("activation", ["z", "v"])
-def test_prompts_of_different_lengths_are_patched_at_their_common_suffix_only(activation: Activation) -> None:
-    model, pair, suffix = loaded("llama-gqa"), random_pair(), 4
+@pytest.mark.parametrize("answer", [(7,), (7, 30, 11)])
+def test_prompts_of_different_lengths_are_patched_at_their_common_suffix_and_the_answer_only(
+    answer: tuple[int, ...], activation: Activation
+) -> None:
+    model, pair, suffix = loaded("llama-gqa"), random_pair(answer), 4
     longer = torch.cat([torch.tensor([[5, 6]]), pair.clean], 1)
     aligned = PairTokens(longer, pair.corrupted, pair.answer, pair.wrong, suffix)
     unit = next(unit for unit in patched_units(model, activation) if unit.layer == 1)
-    source = eager_patching.run(model, longer[:, :-1])[1][1][activation][:, 2:]
+    source = eager_patching.run(model, longer)[1][1][activation][:, 2:]
     changes = {1: {activation: (unit.head_slice(model.geometry), slice(LENGTH - suffix, None), source)}}
-    expected = logit_difference(eager_patching.run(model, pair.corrupted[:, :-1], changes)[0])
-    assert exact(model, aligned, activation, units=[unit]) == {unit: pytest.approx(expected, abs=1e-5)}
+    logits = eager_patching.run(model, pair.corrupted, changes)[0][LENGTH - 1 : -1]
+    expected = torch.nn.functional.cross_entropy(logits, pair.answer).item()
+    assert exact(model, aligned, activation, metric="nll", units=[unit]) == {unit: pytest.approx(expected, abs=1e-5)}
+
+
+def test_a_model_that_is_first_replayed_inside_a_context_has_its_edits() -> None:
+    model, pair = hs.load(FAMILIES["llama-gqa"]()), random_pair()
+    with hs.ablated(model, [(1, 2), (2, 0)]):
+        pair_runs = PairRuns(model, pair, "logit_diff", memory_bytes=1e9)
+        with torch.no_grad():
+            expected = [logit_difference(model.module(ids[:, :-1]).logits[0]) for ids in (pair.clean, pair.corrupted)]
+    assert [pair_runs.clean_value, pair_runs.corrupted_value] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_metric_that_is_not_finite_is_refused() -> None:

@@ -113,6 +113,24 @@ def test_the_last_token_around_a_probe_is_that_of_the_prompt(model: Model, pair_
         assert patched_last.patching[column].tolist() == pytest.approx(patched.patching[column].tolist(), abs=1e-5)
 
 
+def test_the_last_token_around_a_patch_is_that_of_each_prompt(model: Model, tmp_path: Path) -> None:
+    """Also where one prompt of a pair is longer."""
+    file, longer = tmp_path / "pairs.jsonl", PAIR | {"clean": f"w11 {PAIR['clean']}"}
+    file.write_text(json.dumps(longer))
+    options: dict[str, Any] = {"align": "end", "method": "exact", "keep_failing": True, "quiet": True, "out": tmp_path}
+    with hs.ablated(model, "L1H2", positions="last"):
+        run = hs.patch(model, pairs=[str(file)], heads=["L2H1"], activations=["z"], **options)
+        texts = (longer["clean"], longer["corrupted"])
+        with torch.no_grad():
+            clean, corrupted = (model.module(torch.tensor([tokenizer()(text)["input_ids"]])).logits for text in texts)
+    tokens = [tokenizer()(PAIR[name])["input_ids"][-1] for name in ("answer", "wrong")]
+    expected = {
+        column: float(logits[0, -1, tokens[0]] - logits[0, -1, tokens[1]])
+        for column, logits in (("metric_clean", clean), ("metric_corrupted", corrupted))
+    }
+    assert run.patching[[*expected]].iloc[0].to_dict() == pytest.approx(expected, abs=1e-5)
+
+
 def test_patches_of_numbered_positions_equal_those_of_each_position(patch: Callable[..., Run]) -> None:
     run = patch(positions=["each", 1, "3:4", -1, "last"])
     by_position = run.patching.groupby("position")
