@@ -11,9 +11,12 @@ from support.tiny_studies import save_texts, tokenizer
 from torch import Tensor
 
 import headscope as hs
+from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
-from headscope.forward.ablation import REFERENCE_TOKENS, heads_by_layer
 from headscope.heads import HeadSet
+from headscope.interventions.ablation import REFERENCE_TOKENS
+from headscope.interventions.heads import heads_by_layer
+from headscope.models import open_contexts
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
 
@@ -74,6 +77,77 @@ def test_mean_ablation_equals_the_mean_over_the_reference_text_at_the_input_of_o
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_scaled_outputs_and_the_mean_of_the_document_equal_changes_at_the_input_of_o_proj(model: Model) -> None:
+    o_proj = model.module.model.layers[2].self_attn.o_proj
+    for kind in ("scale:-1.5", "mean:document"):
+
+        def replace(module: Any, args: tuple[Tensor], kind: str = kind) -> tuple[Tensor]:
+            z = args[0].clone()
+            own = z[..., 16:32]
+            own[:] = -1.5 * own if kind.startswith("scale") else own.mean(1, keepdim=True)
+            return (z,)
+
+        with hs.ablated(model, "L2H1", kind):
+            actual = logits(model)
+        hook = o_proj.register_forward_pre_hook(replace)
+        expected = logits(model)
+        hook.remove()
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+        assert (actual - logits(model)).abs().max() > 1e-2
+
+
+def test_uniform_attention_has_equal_weights_on_all_visible_keys(model: Model) -> None:
+    records: list[AttentionRecord] = []
+    with hs.ablated(model, "L2H1", "uniform"), hs.capturing(model) as layers:
+        layers.listen(records.append, [2])
+        logits(model, IDS[:1])
+    expected = torch.ones(12, 12).tril() / torch.arange(1, 13)[:, None]
+    torch.testing.assert_close(records[0].weights(range(12))[1], expected)
+    torch.testing.assert_close(records[0].z[1], expected @ records[0].v[0])
+
+
+def test_noise_has_the_size_of_the_head_and_is_seeded(model: Model) -> None:
+    def outputs(kind: str, seed: int) -> Tensor:
+        records: list[AttentionRecord] = []
+        with hs.ablated(model, "L2H1", kind, seed=seed), hs.capturing(model) as layers:
+            layers.listen(records.append, [2])
+            logits(model, IDS.view(1, -1))
+        return records[0].z[1]
+
+    plain = outputs("scale:1", 0)
+    noise = (outputs("noise:0.5", 0) - plain) / plain.std(0, correction=0)
+    assert noise.std() == pytest.approx(0.5, rel=0.15)
+    assert torch.equal(outputs("noise:0.5", 0), outputs("noise:0.5", 0))
+    assert not torch.equal(outputs("noise:0.5", 0), outputs("noise:0.5", 1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["mean:document", "noise:0.1"])
+def test_kinds_that_need_the_whole_text_refuse_tokens_after_a_cache(model: Model, kind: str) -> None:
+    with hs.ablated(model, "L2H1", kind):
+        cache = model.module(IDS[:, :8], use_cache=True).past_key_values
+        with refuses(BadInput, kind, "L2H1", 4, 12, "use_cache=False"):
+            model.module(IDS[:, 8:], past_key_values=cache)
+
+
+@torch.no_grad()
+def test_resample_ablation_draws_the_same_tokens_in_one_pass_and_with_a_cache(model: Model, text: str) -> None:
+    with hs.ablated(model, "L2H1", "resample", text=text):
+        whole = logits(model)
+        cache = model.module(IDS[:, :8], use_cache=True).past_key_values
+        rest = model.module(IDS[:, 8:], past_key_values=cache).logits
+    torch.testing.assert_close(rest, whole[:, 8:], atol=1e-5, rtol=1e-5)
+
+
+def test_the_label_of_a_context_names_its_heads_or_says_all_heads(model: Model) -> None:
+    every_head = {layer: range(4) for layer in range(4)}
+    for heads, name in (("L3H1,L1H2", "L1H2,L3H1"), (every_head, "all heads"), ("all", "all heads")):
+        with hs.ablated(model, heads, "scale:0.5", positions="2:4"):
+            logits(model)
+            labels = [context.description for context in open_contexts.contexts_of(model.module)]
+        assert labels == [f"hs.ablated({name}: scale:0.5 at 2:4)"], labels
+
+
 def test_resample_ablation_takes_outputs_of_the_reference_text_and_is_seeded(model: Model, text: str) -> None:
     def run(seed: int) -> Tensor:
         with hs.ablated(model, ["L2H1"], "resample", text=text, seed=seed):
@@ -132,6 +206,8 @@ def test_leaving_restores_the_model_bit_for_bit(model: Model) -> None:
         (["L0H0"], "zero:1", ("'zero:1'", "'zero'", "zero", "mean", "resample")),
         (["L0H0"], "Top:4", ("'Top:4'", "top:64", "top", "group-top")),
         (["L0H0"], "top:x", ("'top:x'", "top:KEYS")),
+        (["L0H0"], "scale:nan", ("'scale:nan'", "scale:0.5")),
+        (["L0H0"], "noise", ("'noise'", "noise:0.1")),
     ],
 )
 def test_heads_that_do_not_exist_and_unknown_kinds_are_refused(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from support.tiny_studies import save_texts, tokenizer
 from torch import Tensor
 
 import headscope as hs
-from headscope.errors import BadInput, UnsupportedModel
+from headscope.attention.record import AttentionRecord
+from headscope.errors import BadInput
 from headscope.forward import chunked_pass
 from headscope.forward.observe import observe
 from headscope.heads import HeadSet
@@ -24,6 +26,8 @@ from headscope.results.model_notes import model_notes
 IDS = torch.randint(3, families.VOCAB, (2, 12), generator=torch.Generator().manual_seed(0))
 SPAN, ALPHA = range(2, 5), 0.01
 FAMILIES = ("llama", "llama-gqa", "llama-mqa", "qwen2", "qwen3", "phi", "gpt_neox", "smollm3", "granite", "cohere")
+SOFT_CAP_OR_SINK = ("gemma2", "gpt_oss")
+"""A bias acts after the soft cap, and a learned sink keeps its logit: eager attention adds its mask in this place."""
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +43,24 @@ def logits(model: Model, ids: Tensor = IDS) -> Tensor:
 @torch.no_grad()
 def eager_logits(family: str, heads: Iterable[int], span: Iterable[int], alpha: float) -> Tensor:
     """Logits of eager attention with ln(alpha) in the masks of these heads of all layers, outside the span."""
-    module = families.MEASURABLE[family]()
+    module = (families.SPECS | families.OTHERS)[family].build()
     module.set_attn_implementation("eager")
     length = IDS.shape[1]
-    mask = torch.full((1, families.HEADS, length, length), -math.inf).triu(1)
+    bias = torch.zeros(1, families.HEADS, length, length)
     outside = [key for key in range(length) if key not in {*span}]
     for head in heads:
-        mask[:, head, :, outside] += math.log(alpha)
-    return module(IDS, attention_mask=mask.clamp(min=torch.finfo(torch.float32).min), use_cache=False).logits
+        bias[:, head, :, outside] = math.log(alpha)
+    full = torch.full_like(bias, -math.inf).triu(1)
+    sliding = full + torch.full_like(bias, -math.inf).tril(-families.WINDOW)
+    full, sliding = ((bias + mask).clamp(min=torch.finfo(torch.float32).min) for mask in (full, sliding))
+    has_kinds = family in SOFT_CAP_OR_SINK
+    mask: Any = {"full_attention": full, "sliding_attention": sliding} if has_kinds else full
+    return module(IDS, attention_mask=mask, use_cache=False).logits
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *SOFT_CAP_OR_SINK])
 def test_steering_equals_eager_attention_with_scaled_and_renormalised_weights(family: str) -> None:
-    model = hs.load(families.MEASURABLE[family]())
+    model = hs.load((families.SPECS | families.OTHERS)[family].build())
     with hs.steered(model, {layer: [1, 3] for layer in range(families.LAYERS)}, SPAN, ALPHA):
         steered = logits(model)
     expected = eager_logits(family, [1, 3], SPAN, ALPHA)
@@ -60,7 +69,7 @@ def test_steering_equals_eager_attention_with_scaled_and_renormalised_weights(fa
 
 
 @pytest.mark.parametrize("family", ["mistral-sliding", "deepseek_v3", "qwen3_next"])
-def test_other_attention_is_steered_by_the_definition(family: str) -> None:
+def test_other_attention_is_steered_by_the_definition_and_listeners_get_the_weights_that_it_uses(family: str) -> None:
     """The output of a head, from weights that are scaled by hand: windows, latent attention, gated heads."""
     model = hs.load((families.SPECS | families.OTHERS)[family].build())
     layer, head, records = 1, 2, []
@@ -73,11 +82,32 @@ def test_other_attention_is_steered_by_the_definition(family: str) -> None:
     scale[[*SPAN]] = 1
     scaled = weights * scale
     group = head // (records[0].q.shape[0] // records[0].k.shape[0])
-    expected = scaled / scaled.sum(-1, keepdim=True) @ records[0].v[group]
+    scaled /= scaled.sum(-1, keepdim=True)
     with torch.no_grad(), hs.steered(model, [(number, head)], SPAN, ALPHA), hs.capturing(model) as layers:
         layers.listen(records.append, [layer])
         model.module(IDS[:1], use_cache=False)
-    torch.testing.assert_close(records[1].z[head], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(records[1].z[head], scaled @ records[0].v[group], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(records[1].weights(range(IDS.shape[1]))[head], scaled, atol=1e-6, rtol=1e-5)
+
+
+def test_nested_steering_multiplies_the_weights_by_both_factors_in_either_order(model: Model) -> None:
+    spans = ({"span": range(2, 5), "alpha": 0.1}, {"span": range(4, 8), "alpha": 0.05})
+
+    def steered_logits(order: list[int]) -> Tensor:
+        with hs.steered(model, "L1H2", **spans[order[0]]), hs.steered(model, "L1H2", **spans[order[1]]):
+            return logits(model)
+
+    records: list[AttentionRecord] = []
+    for contexts in (spans[:0], spans):
+        with ExitStack() as stack, torch.no_grad():
+            for arguments in contexts:
+                stack.enter_context(hs.steered(model, "L1H2", **arguments))
+            stack.enter_context(hs.capturing(model)).listen(records.append, [1])
+            logits(model, IDS[:1])
+    plain, used = (record.weights(range(IDS.shape[1]))[2] for record in records)
+    factors = torch.tensor([0.1 * 0.05, 0.05, 1, 0.1])[[0, 0, 1, 1, 2, 3, 3, 3, 0, 0, 0, 0]]
+    torch.testing.assert_close(used, plain * factors / (plain * factors).sum(-1, keepdim=True), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(steered_logits([0, 1]), steered_logits([1, 0]), atol=1e-5, rtol=1e-5)
 
 
 def test_alpha_of_1_changes_no_bit_and_leaving_restores_the_model(model: Model) -> None:
@@ -109,10 +139,11 @@ def test_generation_equals_decoding_without_a_cache(model: Model) -> None:
 def test_a_run_measured_inside_the_context_names_it(model: Model, tmp_path: Path) -> None:
     texts = save_texts(tmp_path / "texts", words=40)
     named = hs.load(families.MEASURABLE["llama-gqa"](), tokenizer=tokenizer())
-    with hs.steered(named, ["L1H2"], [7, 2, 3, 4], ALPHA):
-        run = hs.measure(named, text=texts, lengths=[32], docs=1, out=tmp_path, quiet=True)
-    contexts = [note.details["contexts"] for note in model_notes(run) if note.question == "models.contexts"]
-    assert contexts == [["hs.steered(L1H2: tokens 2-4,7, alpha 0.01)"]]
+    for heads, name in ((["L1H2"], "L1H2"), ({layer: range(4) for layer in range(4)}, "all heads")):
+        with hs.steered(named, heads, [7, 2, 3, 4], ALPHA):
+            run = hs.measure(named, text=texts, lengths=[32], docs=1, out=tmp_path, quiet=True)
+        contexts = [note.details["contexts"] for note in model_notes(run) if note.question == "models.contexts"]
+        assert contexts == [[f"hs.steered({name}: tokens 2-4,7, alpha 0.01)"]]
 
 
 @pytest.mark.parametrize(
@@ -132,14 +163,6 @@ def test_a_run_measured_inside_the_context_names_it(model: Model, tmp_path: Path
 def test_bad_input_is_refused(model: Model, arguments: Any, named: str) -> None:
     with refuses(BadInput, named), hs.steered(model, **{"heads": "L0H0", "span": SPAN, **arguments}):
         pass
-
-
-@pytest.mark.parametrize(("family", "reason"), [("gemma2", "logits"), ("gpt_oss", "sinks")])
-def test_soft_capped_logits_and_learned_sinks_are_refused(family: str, reason: str) -> None:
-    model = hs.load(families.OTHERS[family].build())
-    layer = model.geometry.layer_numbers[0]
-    with refuses(UnsupportedModel, "steer", reason), hs.steered(model, [(layer, 0)], SPAN):
-        logits(model)
 
 
 def test_a_span_by_name_steers_its_tokens_and_returns_the_ids_of_the_prompt() -> None:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.attention.kernel import AttentionVariant, attend
+from headscope.attention.logit_edits import StreamingKind
 from headscope.attention.record import AttentionRecord
 from headscope.attention.streaming_kernel import streaming_attention
 from headscope.errors import BadInput
-from headscope.forward.capture import capturing
-from headscope.forward.interventions import StreamingAttention, head_units, kv_group_units, layer_output_edit
+from headscope.interventions.edits import edit_units, edited
+from headscope.interventions.units import head_units, kv_group_units
 from headscope.positions.model import Model
 from headscope.streaming import StreamingWindow
 
@@ -50,11 +51,8 @@ def dense(record: AttentionRecord, sink: int, recent: int) -> Tensor:
 def streamed(model: Model, window: StreamingWindow, units: Any) -> tuple[dict[int, AttentionRecord], Tensor]:
     """The attention record of every layer, and the logits, with these units streaming."""
     records: dict[int, AttentionRecord] = {}
-    geometry = model.geometry
-    with capturing(model) as layers, torch.no_grad():
-        for layer in range(geometry.layers):
-            if members := [unit for unit in units if unit.layer == layer]:
-                layers.edit_output(layer, layer_output_edit(StreamingAttention(window), members, geometry))
+    edit = edit_units(StreamingKind(window.sink, window.recent), units, model.geometry)
+    with edited(model, [edit] if units else []) as layers, torch.no_grad():
         layers.listen(lambda record: records.__setitem__(record.layer, record))
         logits = model.module(IDS, use_cache=False).logits
     return records, logits
@@ -69,6 +67,9 @@ def test_streaming_heads_equal_dense_attention_under_a_mask_in_every_family(mode
     records, _ = streamed(model, StreamingWindow(3, 5), head_units(model.geometry))
     for record in records.values():
         torch.testing.assert_close(record.z.double(), dense(record, 3, 5), rtol=1e-5, atol=1e-5)
+        weights = record.weights(range(IDS.shape[1]))  # what listeners get
+        values = record.v.repeat_interleave(len(weights) // len(record.v), 0)
+        torch.testing.assert_close(weights @ values, record.z, rtol=1e-5, atol=1e-5)
 
 
 def test_a_window_as_long_as_the_text_changes_nothing(model: Model) -> None:
@@ -99,11 +100,12 @@ def test_streaming_equals_dense_attention_at_any_size_and_after_cached_keys(
 ) -> None:
     generator = torch.Generator().manual_seed(queries)
     q, k, v = (torch.randn(1, 2, length, 4, generator=generator) for length in (queries, *2 * [queries + cached]))
-    actual = streaming_attention(q, k, v, AttentionVariant(0.5), sink, recent, first_key)
+    actual, lse = streaming_attention(q, k, v, AttentionVariant(0.5), sink, recent, first_key)
     i, j = torch.arange(cached, cached + queries)[:, None], torch.arange(queries + cached)
     visible = (j <= i) & ((j + first_key < sink) | (i - j < recent))
-    expected = (0.5 * q @ k.mT).masked_fill(~visible, -math.inf).softmax(-1) @ v
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    logits = (0.5 * q @ k.mT).masked_fill(~visible, -math.inf)
+    torch.testing.assert_close(actual, logits.softmax(-1) @ v, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse, logits.logsumexp(-1), rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_of_streaming_attention_equal_those_of_dense_attention() -> None:
@@ -111,7 +113,7 @@ def test_gradients_of_streaming_attention_equal_those_of_dense_attention() -> No
     i, j = torch.arange(300)[:, None], torch.arange(300)
     visible = (j <= i) & ((j < 4) | (i - j < 20))
     expected = (0.5 * q @ k.mT).masked_fill(~visible, -math.inf).softmax(-1) @ v
-    actual = streaming_attention(q, k, v, AttentionVariant(0.5), 4, 20)
+    actual = streaming_attention(q, k, v, AttentionVariant(0.5), 4, 20)[0]
     weight = torch.randn_like(expected)
     for own, dense_gradient in zip(
         torch.autograd.grad((actual * weight).sum(), (q, k, v)),
@@ -125,7 +127,7 @@ def test_all_keys_give_causal_attention() -> None:
     q, k, v = (torch.randn(1, 4, 700, 8) for _ in range(3))
     variant = AttentionVariant(0.3)
     expected, _ = attend(q, k, v, None, variant, 0.0, False)
-    torch.testing.assert_close(streaming_attention(q, k, v, variant, 0, 700), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(streaming_attention(q, k, v, variant, 0, 700)[0], expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from support import families
 from support.refusals import refuses
 
 import headscope as hs
+from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.streaming_cache import StreamingCache, streaming_cache
@@ -133,13 +134,20 @@ def test_streaming_groups_equal_the_edited_outputs_in_every_family_and_leave_no_
         assert torch.equal(plain, model.module(IDS, use_cache=False).logits), name
 
 
-def test_listeners_are_refused_while_groups_stream() -> None:
+@torch.no_grad()
+def test_listeners_get_the_weights_of_groups_that_stream() -> None:
     model = hs.load(families.MEASURABLE["llama-gqa"]())
-    with capturing(model) as layers, torch.no_grad():
-        layers.listen(lambda record: None)
+    records: list[AttentionRecord] = []
+    with capturing(model) as layers:
+        layers.listen(records.append, [0])
         layers.stream(0, (0,), WINDOW)
-        with refuses(BadInput, "streaming"):
-            model.module(IDS, use_cache=False)
+        model.module(IDS, use_cache=False)
+    weights = records[0].weights(range(IDS.shape[1]))
+    i, j = torch.arange(IDS.shape[1])[:, None], torch.arange(IDS.shape[1])
+    seen = (j <= i) & ((j < WINDOW.sink) | (i - j < WINDOW.recent))
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:2]))
+    assert torch.equal(weights[:2] > 0, seen.expand(2, -1, -1))
+    assert torch.equal(weights[2:] > 0, (j <= i).expand(2, -1, -1))
 
 
 @pytest.mark.model
