@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from headscope.patching.complement_ablation import token_classes
 from support import eager_patching
 from support.refusals import assert_names, refuses
 from support.tiny_studies import PAIRS, save_checkpoint, tokenizer
@@ -17,7 +18,6 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.errors import BadInput
-from headscope.patching.complement_ablation import token_classes
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from headscope.forward.interventions import kv_group_units
+from headscope.forward.replay import Replay
 from support import families
 from support.adapters import noisy
 from support.refusals import assert_names, refuses
@@ -19,8 +21,6 @@ from headscope.effects.agreement import agreements
 from headscope.effects.results import effect_text
 from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput, BadOption, Interrupted, UnsupportedModel
-from headscope.forward.interventions import kv_group_units
-from headscope.forward.replay import Replay
 from headscope.forward.stream_store import ResidualStreamStore
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.model import Model

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from headscope.forward.interventions import Unit
 from peft import LoraConfig, get_peft_model
 from scipy import stats
 from support import families
@@ -22,7 +23,6 @@ import headscope as hs
 from headscope.effects.sweep import sweep_effects
 from headscope.errors import BadInput, BadOption, Interrupted, UnsupportedModel
 from headscope.forward import prefix_cache
-from headscope.forward.interventions import Unit
 from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from headscope.forward.sparse_attention import attending_by
 from support import eager_reference, families
 from support.dense_sparse_sets import dense_sets
 from support.eager_reference import Layer
@@ -20,7 +21,6 @@ from torch import Tensor
 import headscope as hs
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, Interrupted
-from headscope.forward.sparse_attention import attending_by
 from headscope.measures.row_tile import RowTile
 from headscope.measures.sparse_rules import Rule, parse_rule
 from headscope.positions.model import Model
