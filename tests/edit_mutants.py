@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FAMILIES = "gpt_oss or gemma2 or llama-gqa or (not [ and not estimates)"
+FAMILIES = "gpt_oss or gemma2 or llama-gqa or refused or conflict or last_token or padded"
 EQUIVALENT = "kinds see each other"
 """Its masks are disjoint, so that nothing changes."""
 MUTANTS = {
