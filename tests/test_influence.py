@@ -22,6 +22,10 @@ from headscope.effects.results import effect_text
 from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput, BadOption, Interrupted, UnsupportedModel
 from headscope.forward.stream_store import ResidualStreamStore
+from headscope.interventions.edits import edit
+from headscope.interventions.kinds import OutputFunction
+from headscope.interventions.replay import Replay
+from headscope.interventions.units import kv_group_units
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
@@ -135,12 +139,12 @@ def test_gradient_estimate_equals_the_derivative_of_the_loss(tmp_path: Path) -> 
     with replay.capturing():
         replay.record_streams()
         replay.backpropagate([text_loss], on_layer)
+        step = 2e-3
         for layer in range(model.geometry.layers):
-            step = 2e-3
-            up, down = (
-                float(replay.losses({layer: lambda z, call, by=by: z + by * direction}).double().sum())
-                for by in (step, -step)
-            )
+            heads = ",".join(f"L{layer}H{head}" for head in range(model.geometry.heads))
+            moved = [OutputFunction(lambda z, by=by: z + by * direction[0]) for by in (step, -step)]
+            losses = dict(replay.losses([[edit(model, kind, heads)] for kind in moved]))
+            up, down = (float(losses[number].double().sum()) for number in range(2))
             assert slopes[layer] == pytest.approx((up - down) / (2 * step), rel=0.02, abs=5e-3)
 
 
