@@ -7,11 +7,12 @@ Other models are never changed.
 import copy
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -94,7 +95,7 @@ _entering_threads: "WeakKeyDictionary[nn.Module, list[threading.Thread]]" = Weak
 
 @contextmanager
 def entering(model: PreTrainedModel) -> Iterator[None]:
-    """Register the running thread as the one that enters the model's contexts.
+    """Register the running thread as the one that enters the model's contexts, and run without compiled graphs.
 
     Raises BadInput if another thread has entered one that is still open: each would change the passes of the other.
     """
@@ -109,10 +110,33 @@ def entering(model: PreTrainedModel) -> Iterator[None]:
             )
         threads.append(thread)
     try:
-        yield
+        with without_compiled_graphs():
+            yield
     finally:
         with _lock:
             threads.remove(thread)
+
+
+def without_compiled_graphs() -> AbstractContextManager[None]:
+    """Run everything that torch.compile compiled as plain Python inside the `with`, in the whole process.
+
+    Graphs contain neither the hooks that a context adds nor headscope's attention function, and torch does not look
+    for new hooks before it runs a graph. Graphs are used again afterwards. Raises BadInput in compiled code.
+    """
+    return undoing("torch.compile", _stop_using_graphs)
+
+
+def _stop_using_graphs() -> Callable[[], None]:
+    try:
+        if torch.compiler.is_compiling():
+            raise RuntimeError  # torch would abort the compilation with an error of its own
+        stance = torch.compiler.set_stance("force_eager")
+    except RuntimeError as error:
+        raise BadInput(
+            "a function that torch.compile compiled enters a context of headscope. Enter the context outside the "
+            "compiled function"
+        ) from error
+    return lambda: stance.__exit__(None, None, None)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Private names of torch: attention kernels that return the log-sum-exp, hooks, buffers and write counts of modules."""
+"""Private names of torch: attention kernels with the log-sum-exp; hooks, buffers, write counts, compiled modules."""
 
 import logging
 from collections.abc import Callable, Collection, Iterator
@@ -15,6 +15,7 @@ log = logging.getLogger("headscope")
 
 TORCH = Library("torch", ("2.13.0", "2.15.0"))
 ATTENTION_ON_GPU = "attention on a GPU"
+COMPILED_MODULES = "modules that torch.compile returned"
 HOOKS = "the hooks of a module"
 
 CPU_FLASH_ATTENTION = LibraryName(
@@ -35,6 +36,18 @@ MASKED_EFFICIENT_ATTENTION = LibraryName(
 )
 CUDNN_ATTENTION = LibraryName(
     TORCH, "torch:ops.aten._scaled_dot_product_cudnn_attention", ATTENTION_ON_GPU, ("attn_bias", "scale")
+)
+
+
+def _compile_module() -> Any:
+    import torch
+
+    return torch.compile(torch.nn.Identity())
+
+
+COMPILED_CLASS = LibraryName(TORCH, "torch._dynamo:OptimizedModule", COMPILED_MODULES)
+ORIGINAL_MODULE = LibraryName(
+    TORCH, "torch._dynamo:OptimizedModule._orig_mod", COMPILED_MODULES, example=_compile_module
 )
 GRAPH_TASK = LibraryName(TORCH, "torch:_C._current_graph_task_id", "recomputed layers of a backward pass")
 NON_PERSISTENT_BUFFERS = LibraryName(TORCH, "torch.nn:Module()._non_persistent_buffers_set", "digests of the weights")
@@ -69,6 +82,11 @@ def cpu_flash_attention() -> Callable[..., "tuple[Tensor, Tensor]"] | None:
 @cache
 def _warn_once(message: str) -> None:
     log.warning(message)
+
+
+def original_module(model: Any) -> Any:
+    """The module inside one that torch.compile returned; other objects unchanged."""
+    return ORIGINAL_MODULE.of(model) if isinstance(model, COMPILED_CLASS.resolve()) else model
 
 
 def is_in_backward_pass() -> bool:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from headscope.attention.contexts import entering, refusing_other_threads
 from headscope.attention.record import Geometry
+from headscope.compat.torch import original_module
 from headscope.compat.transformers import NAME_OR_PATH
 from headscope.errors import BadInput, first_line
 from headscope.model_identity import ModelIdentity
@@ -179,14 +180,15 @@ def open_checkpoint(spec: ModelSpec, device: str, dtype: str, tokenizer: Any = N
 
 
 def as_checkpoint(model: Any, tokenizer: Any = None) -> Checkpoint:
-    """The checkpoint of a transformers model, a PeftModel or a TransformerBridge in memory.
+    """The checkpoint of a transformers model, a PeftModel or a TransformerBridge in memory, or of one in torch.compile.
 
     Raises BadInput for other objects, UnsupportedModel for an architecture that would be measured wrongly.
     """
+    model = original_module(model)
     if is_bridge(model):
         name = _in_memory_name(model.original_model)
         return Checkpoint(model.original_model, tokenizer or model.tokenizer, name, model)
-    module = lora.unwrap_peft(model) if hasattr(model, "get_base_model") else model
+    module = original_module(lora.unwrap_peft(model)) if hasattr(model, "get_base_model") else model
     if not isinstance(module, PreTrainedModel):
         raise BadInput(
             f"unsupported model object '{type(model).__name__}'. Use a spec string, a transformers model or a "

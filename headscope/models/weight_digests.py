@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.compat.torch import WRITE_COUNT, non_persistent_buffers
+from headscope.compat.torch import WRITE_COUNT, non_persistent_buffers, original_module
 from headscope.compat.transformer_lens import wrapped_module
 from headscope.model_identity import WeightDigests
 from headscope.models import lora, quantization
@@ -30,7 +30,7 @@ SAMPLED_VALUES = 2**18
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers by their names without the wrappers of TransformerLens and peft."""
+    """Parameters and persistent buffers by their names without the wrappers that `plain_modules` leaves out."""
     for prefix, part in plain_modules(module):
         skipped = non_persistent_buffers(part)
         tensors = (part.named_parameters, part.named_buffers)
@@ -43,7 +43,8 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def plain_modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Modules with the prefix of their tensors' names, without the wrappers of TransformerLens and peft."""
+    """Modules with the prefix of their tensors' names, without the wrappers of TransformerLens, peft, torch.compile."""
+    module = original_module(module)
     if (wrapped := wrapped_module(module)) is not None:
         yield from plain_modules(wrapped, prefix)
         return

@@ -211,7 +211,8 @@ def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any
     """Open a model for measuring.
 
     `spec` is a string CHECKPOINT[@SCHEME], a transformers model, a TransformerBridge, or a Model. A Model is returned
-    unchanged, or under the scheme of the `with hs.attached(...)` that it is in.
+    unchanged, or under the scheme of the `with hs.attached(...)` that it is in. torch.compile's graphs are not used
+    while headscope measures or changes the model.
     CHECKPOINT is a shipped name, a folder, a .gguf file or a hub id; "smollm2-135m@yarn:factor=8" is an example.
     `device` "auto" is CUDA if available, and all GPUs for weights that do not fit one; `dtype` "auto" is float32 on CPU
     and bfloat16 on CUDA. A model in memory is not moved or converted: another device or dtype than its own is refused.
