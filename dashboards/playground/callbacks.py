@@ -22,13 +22,13 @@ from dashboards.playground.worker import authorized_worker, run_task
 from dashboards.run_store import current_store
 from dashboards.view_state import build_url
 from headscope import user_input
-from headscope.errors import BadInput, HeadscopeError, did_you_mean
+from headscope.ablation_names import ablation_in_generation
+from headscope.errors import BadInput, HeadscopeError
 from headscope.heads import HeadSet
 from headscope.playground.prompt_predictions import PromptPrediction
 from headscope.plots.head_matrices import plot_head_values
 from headscope.rendering.blocks import Chart
 from headscope.runs.column_metadata import capitalise
-from headscope.streaming import StreamingWindow, is_streaming
 
 TOKEN = State("playground-token", "data")
 PREDICTIONS = Input("playground-prediction", "data")
@@ -237,13 +237,9 @@ def parse_request(prompt: str | None, heads: str | None, kind: str | None) -> di
         raise BadInput("the prompt is empty. Type some text")
     try:
         selected = HeadSet.parse((heads or "").replace(";", ","))
-        if is_streaming(kind or ""):
-            StreamingWindow.parse(kind or "")
+        kind = ablation_in_generation(kind or "")
     except ValueError as error:
         raise BadInput(str(error)) from error
-    if not is_streaming(kind or "") and kind not in ("zero", "mean"):
-        hint = did_you_mean(kind or "", ("zero", "mean", "streaming:4+16"))
-        raise BadInput(f"unknown ablation {user_input.quote(kind)}{hint}. Use zero, mean or streaming:S+R")
     return {"prompt": prompt, "heads": [list(head) for head in selected], "kind": kind}
 
 

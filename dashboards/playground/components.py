@@ -13,6 +13,7 @@ from dashboards.playground.view import PlaygroundView
 from dashboards.playground.worker import session_token
 from dashboards.run_store import READ_ONLY_REASON, current_store
 from dashboards.view_state import ViewState
+from headscope.ablation_names import MEAN_OF_TEXT
 from headscope.heads import Head, HeadSet
 from headscope.playground.prompt_predictions import PromptPrediction
 from headscope.plots.style import SEQUENTIAL_SCALE, model_styles
@@ -22,7 +23,7 @@ from headscope.results.words import percent
 from headscope.runs.column_metadata import capitalise
 
 EXAMPLE_PROMPT = "When Mary and John went to the store, John gave a drink to"
-ABLATION_KINDS = ("zero", "mean", "streaming:4+16")
+ABLATION_KINDS = ("zero", MEAN_OF_TEXT, "uniform", "streaming:4+16", "top:16")
 MAX_GENERATED = 200
 OUTDATED_NOTE = "The results are of the earlier prompt. Run the new one: Ctrl+Enter."
 KEEP_TOOLTIP = (

@@ -1,6 +1,6 @@
 """Ablation of heads as a context: the model runs, and generates, without what these heads contribute.
 
-    with ablated(model, ["L18H6", "L20H1"], "mean"):
+    with ablated(model, ["L18H6", "L20H1"], "mean:text"):
         model.module.generate(...)
 
 zero: the head output z is 0. mean, mean:text: z is its mean over the tokens of a reference text; mean:document: over
@@ -11,7 +11,6 @@ last R tokens only. A rule that chooses keys, such as top:64: the head attends t
 """
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -20,10 +19,11 @@ import torch
 from torch import Tensor
 
 from headscope import user_input
+from headscope.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_TEXT, ablation_name
 from headscope.attention.edits import TokenSet
 from headscope.attention.logit_edits import StreamingKind
 from headscope.attention.record import AttentionRecord
-from headscope.errors import BadInput, did_you_mean
+from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import finite_hidden_states
 from headscope.interventions.edits import Edit, edited
@@ -40,7 +40,7 @@ from headscope.interventions.kinds import (
     mean_over_tokens,
     targets_of,
 )
-from headscope.measures.sparse_rules import known_rules, parse_rule
+from headscope.measures.sparse_rules import parse_rule
 from headscope.model_identity import AcceptedWeights
 from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.model import Model
@@ -51,9 +51,6 @@ from headscope.streaming import StreamingWindow, is_streaming
 log = logging.getLogger("headscope")
 
 AblationKind = Literal["zero", "mean", "mean:text", "mean:document", "resample", "uniform"]
-MEAN_OF_TEXT = "mean:text"
-KINDS = ("zero", "mean:text", "mean:document", "resample", "scale:F", "noise:S", "uniform", "streaming:S+R")
-"""Kinds in messages; each rule that chooses keys is one, too. mean is mean:text."""
 REFERENCE_TOKENS = 512
 """Tokens of the reference text, for models with at least as long a native context."""
 
@@ -101,42 +98,24 @@ def ablated(
 
 
 def parse_ablation(kind: str, seed: int = 0) -> Any:
-    """The kind of edit that a text names; None for a mean and resample of a reference text, which need outputs.
+    """The kind of edit that a text names; None for mean:text and resample, which need outputs of other tokens.
 
     Raises BadInput for any other text.
     """
-    simple = {"zero": Zero(), "mean:document": DocumentMean(), "uniform": Uniform()}
-    if kind in simple:
-        return simple[kind]
-    if kind in ("mean", MEAN_OF_TEXT, "resample"):
-        return None
-    name, _, size = kind.partition(":")
     try:
+        kind = ablation_name(kind)
+        name, _, size = kind.partition(":")
         if is_streaming(kind) and kind.count(":") == 1:
             window = StreamingWindow.parse(kind)
             return StreamingKind(window.sink, window.recent)
-        if size and name in known_rules():
-            return RuleChoice(parse_rule(kind))
+        kinds = {"zero": Zero(), MEAN_OF_DOCUMENT: DocumentMean(), "uniform": Uniform()}
+        if kind in (MEAN_OF_TEXT, "resample") or kind in kinds:
+            return kinds.get(kind)
+        if name in ("scale", "noise"):
+            return Scale(float(size)) if name == "scale" else Noise(float(size), seed)
+        return RuleChoice(parse_rule(kind))
     except ValueError as error:
         raise BadInput(str(error)) from error
-    if name in ("scale", "noise"):
-        factor = _factor(kind, size)
-        return Scale(factor) if name == "scale" else Noise(factor, seed)
-    raise BadInput(
-        f"unknown ablation {user_input.quote(kind)}{did_you_mean(kind, [*KINDS, 'mean', *known_rules()])}. Use one of: "
-        f"{', '.join(KINDS)}, or a rule with its sizes, such as top:64: {', '.join(known_rules())}"
-    )
-
-
-def _factor(kind: str, size: str) -> float:
-    """The factor of a kind. Raises BadInput for what is no finite number."""
-    try:
-        factor = float(size)
-    except ValueError:
-        factor = math.nan
-    if not math.isfinite(factor):
-        raise BadInput(f"ablation {user_input.quote(kind)} has no finite factor. Write scale:0.5 or noise:0.1")
-    return factor
 
 
 def ablation_by_outputs(kind: str, outputs: dict[int, Tensor], seed: int = 0) -> Replace | Resample:

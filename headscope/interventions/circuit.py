@@ -88,7 +88,7 @@ class CircuitRuns:
     def _complement(self, intact: Intact, outputs: LayerOutputs) -> Run:
         """The edits that replace every output that is not intact, at the tokens of the prompt."""
         length = len(self.pair.clean)
-        kind = Replace("mean:prompts", outputs, ("z",), 0, length) if len(outputs) else Zero()
+        kind = Replace("complement", outputs, ("z",), 0, length) if len(outputs) else Zero()
         by_tokens: dict[tuple[int, ...], list[LayerHead]] = {}
         for layer, heads in enumerate(self.model.geometry.layer_heads):
             for head, is_replaced in enumerate(self._is_replaced(intact, layer, heads)):

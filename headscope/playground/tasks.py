@@ -14,13 +14,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from headscope.ablation_names import MEAN_OF_TEXT
 from headscope.attention.record import AttentionRecord
 from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import finite_hidden_states, logits_and_targets, next_token_logits, token_losses
 from headscope.heads import Head, format_head
-from headscope.interventions.ablation import MEAN_OF_TEXT, ablated, reference_outputs, reference_tokens
+from headscope.interventions.ablation import ablated, reference_outputs, reference_tokens
 from headscope.interventions.edits import edit, edited
 from headscope.interventions.kinds import Replace, mean_over_tokens
 from headscope.interventions.metrics import PairTokens
@@ -38,7 +39,6 @@ from headscope.prompts.special_tokens import warn_about_repeated_bos
 from headscope.prompts.texts import first_tokens
 from headscope.prompts.token_text import token_texts
 from headscope.scores import model_heads
-from headscope.streaming import StreamingWindow, is_streaming
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
 from headscope.user_input import read_yaml
@@ -236,10 +236,7 @@ def keep_prompt(
             if "heads" in block and not heads:
                 continue
             if "heads" in block:
-                is_window = is_streaming(kind)
-                block |= (
-                    {"kinds": ["streaming"], **vars(StreamingWindow.parse(kind))} if is_window else {"kinds": [kind]}
-                )
+                block["kinds"] = [kind]
         content[name] = block
     session.close_models()  # the study opens its own
     return run_study(build_study(content), out, resume=True).path.name
@@ -280,7 +277,7 @@ def attached_and_ablated(
     with ExitStack() as stack:
         stack.enter_context(attached(model))
         stack.enter_context(evaluating(model))
-        if heads and kind == "mean":
+        if heads and kind in ("mean", MEAN_OF_TEXT):
             mean = _mean_ablation(session, label)  # hs.ablated would read the reference text every time
             stack.enter_context(edited(model, [edit(model, mean, heads)]))
         elif heads:

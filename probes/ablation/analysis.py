@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from headscope.ablation_names import column_part, describe_ablation
 from headscope.effects.sweep import Effects, Sweep, sweep_effects
 from headscope.effects.units import head_columns
 from headscope.runs.aggregation import plain_types
@@ -16,11 +17,11 @@ from probes.ablation.schema import ABLATION, ABLATION_SETS, KINDS, POSITIONS_MAR
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
-        f"ablation_{kind}": Statistic(
-            f"{kind} ablation on prompts",
+        f"ablation_{column_part(kind)}": Statistic(
+            f"{describe_ablation(kind)} on prompts",
             "logits or nats",
-            f"change of the answer's metric under {kind} ablation of the head at all positions, mean over the prompts "
-            "of all sets",
+            f"change of the answer's metric under {describe_ablation(kind)} of the head at all positions, "
+            "mean over the prompts of all sets",
             number_format="+.3g",
         )
         for kind in KINDS
@@ -43,9 +44,10 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     rows = rows[~rows["intervention"].str.contains(POSITIONS_MARK, regex=False)]
     if rows.empty:
         return None
-    rows = rows.assign(
-        doc=rows["prompts"] + "/" + rows["pair"], column="ablation_" + rows["intervention"].str.split(n=1).str[0]
-    )
+    kinds = rows["intervention"].unique()
+    windows = [kind for kind in kinds if kind.startswith("streaming:")]
+    names = {kind: column_part(kind) for kind in kinds} | ({windows[0]: "streaming"} if len(windows) == 1 else {})
+    rows = rows.assign(doc=rows["prompts"] + "/" + rows["pair"], column="ablation_" + rows["intervention"].map(names))
     return head_columns(run, rows, SWEEP)
 
 

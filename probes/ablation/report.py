@@ -12,9 +12,10 @@ from probes.ablation.schema import ABLATION
 GLOSSARY = (
     Term(
         "Zero, mean and resample ablation",
-        "A head's output z before o_proj is replaced: by 0, by its mean over the positions of a reference text, or by "
-        "its value at the same positions of other prompts of the set (averaged over several). The change of the "
-        "answer's metric is the head's total effect, through all later layers.",
+        "A head's output z before o_proj is replaced: by 0 (zero), by its mean over the positions of a reference text "
+        "(mean:text) or of the same prompt (mean:document), or by its value at the same positions of other prompts of "
+        "the set (resample, averaged over several). The change of the answer's metric is the head's total effect, "
+        "through all later layers.",
         tables=(ABLATION.name,),
     ),
 )

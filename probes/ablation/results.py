@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from headscope.ablation_names import describe_ablation
 from headscope.effects.ranking import largest_unit
 from headscope.effects.results import leads, sweep_results
 from headscope.effects.sweep import Effects, rows_of_sweep
@@ -96,5 +97,8 @@ def _details(effects: Effects) -> dict[str, Any]:
     """What names a sweep in sentences besides its keys."""
     kind, metric = effects.key["intervention"], effects.key["metric"]
     name, *place = kind.split(maxsplit=1)
-    change = "streaming attention" if name == "streaming" else f"{name} ablation"
-    return {"change": " ".join([change, *place]), "label": metric_label(metric), "label_unit": metric_unit(metric)}
+    return {
+        "change": " ".join([describe_ablation(name), *place]),
+        "label": metric_label(metric),
+        "label_unit": metric_unit(metric),
+    }

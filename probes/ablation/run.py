@@ -9,18 +9,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from headscope.attention.edits import TokenSet
-from headscope.attention.logit_edits import StreamingKind
 from headscope.errors import BadInput
 from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads
 from headscope.heads import HeadSet
-from headscope.interventions.ablation import MEAN_OF_TEXT, reference_outputs, reference_tokens
+from headscope.interventions.ablation import reference_outputs
 from headscope.interventions.answer_runs import AnswerRuns
 from headscope.interventions.edits import Edit
 from headscope.interventions.heads import LayerHead, heads_by_layer, random_heads
-from headscope.interventions.kinds import Replace, Zero, mean_over_tokens, targets_of
+from headscope.interventions.kinds import Replace, targets_of
 from headscope.model_identity import refuse_other_weights
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -37,6 +35,7 @@ from headscope.prompts.pair_sets import (
 from headscope.prompts.pairs import METRICS_OF_ONE_TOKEN, METRICS_WITH_WRONG, TokenPair, stored_metric_name
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.arrow import Rows
+from headscope.study.ablations import StudyAblations
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from probes.ablation.schema import ABLATION, ABLATION_SETS, POSITIONS_MARK, AblationOptions
@@ -60,9 +59,8 @@ class AblationRunner:
         self.options, self.context = options, context
         self._pair_sets: dict[tuple[str, str], PairSet] = {}
         self._by_length: dict[tuple[str, str], dict[tuple[int, int], list[int]]] = {}
-        self._reference: tuple[str, dict[int, torch.Tensor]] | None = None
         self._named_heads: dict[str, HeadSet] | None = None
-        self._reference_texts: dict[str, Sequence[int]] = {}
+        self._ablations = StudyAblations(context)
 
     def cells(self) -> list[Cell]:
         sources = self.options.pairs or [PROMPT_SET]
@@ -70,8 +68,7 @@ class AblationRunner:
         for label in self.context.labels:
             sets = [self._pair_set(label, source) for source in sources]
             check_set_names(sets)
-            if "mean" in self.options.kinds:
-                self._read_reference_text(label)  # before the work begins: it reports a text that is too short
+            self._ablations.check(self.options.kinds, label)  # before the work begins: a text may be too short
             if "resample" in self.options.kinds:
                 for source in sources:
                     self._check_other_prompts(label, source)
@@ -166,12 +163,8 @@ class AblationRunner:
     def _edits(self, kind: str, cell: Cell, model: Model) -> Iterator[Any]:
         """The ablations of a kind: one, or for resample one per other prompt."""
         assert cell.model is not None
-        if kind == "zero":
-            yield Zero()
-        elif kind == "streaming":
-            yield StreamingKind(self.options.sink, self.options.recent)
-        elif kind == "mean":
-            yield mean_over_tokens(self._reference_outputs(cell.model, model), MEAN_OF_TEXT)
+        if kind != "resample":
+            yield self._ablations.kind(kind, cell.model, model)
         else:
             for pair in self._other_prompts(cell.model, cell.work):
                 with attached(model):
@@ -224,20 +217,6 @@ class AblationRunner:
     def _all_heads(self) -> list[str]:
         """The names of the selected heads, each once."""
         return [*dict.fromkeys(name for heads in (self._named_heads or {}).values() for name in heads.identifiers)]
-
-    def _reference_outputs(self, label: str, model: Model) -> dict[int, torch.Tensor]:
-        """Head outputs of every layer on the reference text, under the model's position scheme; kept for its cells."""
-        if self._reference is None or self._reference[0] != label:
-            with attached(model):
-                outputs = reference_outputs(model, [*range(model.geometry.layers)], self._reference_texts[label])
-            self._reference = (label, outputs)
-        return self._reference[1]
-
-    def _read_reference_text(self, label: str) -> None:
-        """Read the tokens of the reference text, and record them as an input of the study."""
-        model, tokenizer = self.context.model(label), self.context.tokenizer(label)
-        self._reference_texts[label] = reference_tokens(model, tokenizer, self.context.study.texts.source)
-        self.context.record_input(f"reference text of '{label}'", [self._reference_texts[label]])
 
     def _haystacks(self, label: str) -> list[Haystack]:
         """The documents of the study as texts for needles."""

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from headscope.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_TEXT, ablation_name, kinds_help
 from headscope.errors import OptionError, OptionName
 from headscope.head_names import head_names
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
@@ -13,7 +14,8 @@ from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.study.config import MultilineOptions, refuse_unused
 from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS, STORES_NAME
 
-KINDS = ("zero", "mean", "resample", "streaming")
+KINDS = ("zero", MEAN_OF_TEXT, MEAN_OF_DOCUMENT, "resample", "uniform", "streaming")
+"""Kinds with a column of `run.heads`; streaming for any window, if a run has one."""
 POSITIONS_MARK = " at "
 """What separates the stored kind of an ablation at some positions from their names."""
 
@@ -51,22 +53,13 @@ class AblationOptions(MultilineOptions):
         "are ablated together as a control; 0: none",
     )
     weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
-    kinds: list[Literal["zero", "mean", "resample", "streaming"]] = Field(
-        ["zero"],
-        min_length=1,
-        description="zero: z = 0; mean: z is its mean over the first 512 tokens of --text (fewer in a model with a "
-        "shorter context); resample: z is that of the same positions in another prompt of the set, drawn from the "
-        "prompts with the same number of tokens; streaming: the head attends to the first --sink and last --recent "
-        "tokens only",
-    )
+    kinds: list[Annotated[str, AfterValidator(ablation_name)]] = Field(["zero"], min_length=1, description=kinds_help())
     positions: Annotated[list[Annotated[str, Field(min_length=1)]], ACCEPTS_POSITIONS] = Field(
         ["all"],
         min_length=1,
         description="tokens whose head outputs are ablated, together: all, a named span of every pair such as subject "
         "or last, a token such as 3 or -1, or a range without its end such as 3:7 or -4:",
     )
-    sink: int = Field(64, ge=0, le=2**24, description="for streaming: first tokens that the head sees")
-    recent: int = Field(256, ge=1, le=2**24, description="for streaming: last tokens that the head sees")
     draws: int = Field(
         4,
         ge=1,
@@ -118,16 +111,6 @@ class AblationOptions(MultilineOptions):
         return self
 
     @model_validator(mode="after")
-    def _check_window(self) -> "AblationOptions":
-        if "streaming" not in self.kinds and (unused := {"sink", "recent"} & self.model_fields_set):
-            raise OptionError(
-                "{option} is for the kind streaming, not {kind}. Remove {option}, or change {kinds}",
-                option=OptionName(min(unused)),
-                kind=self.kinds[0],
-            )
-        return self
-
-    @model_validator(mode="after")
     def _check_draws(self) -> "AblationOptions":
         if "resample" not in self.kinds and "draws" in self.model_fields_set:
             raise OptionError(
@@ -136,7 +119,7 @@ class AblationOptions(MultilineOptions):
         if "resample" in self.kinds and self.prompt is not None:
             raise OptionError(
                 "resample takes head outputs from other prompts of a set, and there is only one prompt. Use {pairs}, "
-                "or the kinds zero and mean"
+                "or other kinds, such as zero and mean:text"
             )
         return self
 
@@ -150,8 +133,9 @@ _KIND = key(
     "kind",
     "label",
     "",
-    "ablation: zero, mean (over a reference text), resample (other prompts of the set) or streaming (the head sees the "
-    "first and last tokens only); followed by the positions, as in `zero at last`, unless these are all",
+    "ablation, as in --kinds: a mean names its source, mean:text (reference text, which is `mean` in runs of earlier "
+    "versions) or mean:document (the same prompt); followed by the positions, as in `zero at last`, unless these are "
+    "all",
     None,
 )
 _METRIC = key(

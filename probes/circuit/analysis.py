@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.ablation_names import MEAN_OF_PROMPTS, column_part
 from headscope.effects.sweep import UNIT_KEYS, Effects, Sweep, sweep_effects
 from headscope.effects.units import head_columns
 from headscope.runs.aggregation import confidence_interval, plain_types
@@ -16,7 +17,7 @@ from headscope.runs.run_tables import RunTables
 from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS, WHOLE
 
 KEYS = ("model", "prompts", "complement", "metric")
-ABLATED = {"mean": "mean-ablated", "resample": "resample-ablated", "zero": "zero-ablated"}
+ABLATED = {MEAN_OF_PROMPTS: "mean-ablated over prompts", "resample": "resample-ablated", "zero": "zero-ablated"}
 MEMBERS = Sweep(keys=KEYS, sample="pair", value="fall", units=(*UNIT_KEYS, "positions"))
 """Minimality of every member: m(C) - m(C without v)."""
 SUBSETS = Sweep(keys=KEYS, sample="pair", value="difference", units=("subset",))
@@ -25,7 +26,7 @@ SUBSETS = Sweep(keys=KEYS, sample="pair", value="difference", units=("subset",))
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
-        f"circuit_{complement}": Statistic(
+        f"circuit_{column_part(complement)}": Statistic(
             f"minimality in the circuit, others {name}",
             "logits or nats",
             "fall of the answer's metric when the head is removed from the circuit, mean over the prompts of all sets; "
@@ -38,6 +39,11 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 )
 
 
+def describe_complement(complement: str) -> str:
+    """The ablation of the other heads in sentences; mean, of runs of earlier versions, was over prompts."""
+    return ABLATED[MEAN_OF_PROMPTS if complement == "mean" else complement]
+
+
 def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """Columns `circuit_<complement>` by (model, layer, head, kv_group), each with its interval over prompts.
 
@@ -47,7 +53,9 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
         return None
     by_member: Any = _with_fall(run).groupby([*KEYS, *UNIT_KEYS, "pair"], sort=False)
     rows = by_member["fall"].sum().reset_index()
-    rows = rows.assign(doc=rows["prompts"] + "/" + rows["pair"], column="circuit_" + rows["complement"])
+    rows = rows.assign(
+        doc=rows["prompts"] + "/" + rows["pair"], column="circuit_" + rows["complement"].map(column_part)
+    )
     return head_columns(run, rows, MEMBERS)
 
 

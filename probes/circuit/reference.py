@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from headscope.ablation_names import MEAN_OF_PROMPTS
 from headscope.errors import BadInput
 from headscope.interventions.circuit import LayerOutputs, ReferenceMeans, no_outputs, outputs_of_prompt, token_classes
 from headscope.positions.model import Model
@@ -125,7 +126,8 @@ class Reference:
         if length in lengths:
             return BadInput(
                 f"the reference set '{self.name}' has only the prompt '{pair.name}' itself with {length} tokens, which "
-                "is not in its own mean or draws. Use a larger reference set, or complement 'mean' by 'span'"
+                f"is not in its own mean or draws. Use a larger reference set, or complement "
+                f"'{MEAN_OF_PROMPTS}' by 'span'"
             )
         return BadInput(
             f"the reference set '{self.name}' has no prompt of {length} tokens, the length of '{pair.name}': its "

@@ -15,7 +15,7 @@ from headscope.results.answers import answered_result
 from headscope.results.result import Result
 from headscope.runs.aggregation import MIN_DOCUMENTS, SIGNIFICANCE
 from headscope.runs.run import Run
-from probes.circuit.analysis import ABLATED, KEYS, circuit_rows, faithfulness, member_sweeps, subset_sweeps
+from probes.circuit.analysis import KEYS, circuit_rows, describe_complement, faithfulness, member_sweeps, subset_sweeps
 from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS, WHOLE
 
 DOUBT = "Answer and wrong answer may be exchanged"
@@ -46,7 +46,11 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
 def details(key: Any) -> dict[str, str]:
     """What names a circuit in sentences besides its keys."""
     metric = key["metric"]
-    return {"ablated": ABLATED[key["complement"]], "label": metric_label(metric), "label_unit": metric_unit(metric)}
+    return {
+        "ablated": describe_complement(key["complement"]),
+        "label": metric_label(metric),
+        "label_unit": metric_unit(metric),
+    }
 
 
 def _whole_results(key: tuple[str, ...], rows: pd.DataFrame) -> Iterator[Result]:

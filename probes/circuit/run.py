@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.ablation_names import MEAN_OF_PROMPTS
 from headscope.errors import BadInput
 from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads
 from headscope.heads import format_head
@@ -103,7 +104,7 @@ class CircuitRunner:
     @property
     def _recording_passes(self) -> int:
         """Passes per prompt that record residual streams and reference outputs, also those that a mean leaves out."""
-        return 3 if self.options.complement == "mean" else 2
+        return 3 if self.options.complement == MEAN_OF_PROMPTS else 2
 
     @property
     def _draws(self) -> int:

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from headscope.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_PROMPTS, MEAN_OF_TEXT
 from headscope.errors import OptionError
 from headscope.head_names import head_names
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
@@ -22,6 +23,14 @@ def _distinct_names(value: Any) -> Any:
     if isinstance(names, list) and (repeated := [name for name in names if names.count(name) > 1]):
         raise ValueError(f"the circuit has {repeated[0]} twice. Name every head once")
     return names
+
+
+def _refuse_other_means(value: Any) -> Any:
+    """The complement. Raises ValueError for means that are not over prompts, such as bare mean, which is mean:text."""
+    if value in ("mean", MEAN_OF_TEXT, MEAN_OF_DOCUMENT):
+        source = f"mean is {MEAN_OF_TEXT}, which" if value == "mean" else value
+        raise ValueError(f"{source} is no mean over the prompts of a circuit: '{value}'. Use {MEAN_OF_PROMPTS}")
+    return value
 
 
 def split_positions(name: str) -> tuple[str, str]:
@@ -47,10 +56,10 @@ class CircuitOptions(Options):
         "a token such as 3 or -1, or a range such as -4:; file:FILE: a saved head set; "
         "run:FOLDER:STATISTIC:COUNT[:MODEL]: the top heads of a run",
     )
-    complement: Literal["mean", "resample", "zero"] = Field(
-        "mean",
-        description="outputs of the heads that are ablated: mean: their mean over the reference prompts; resample: "
-        "those of one reference prompt of the same number of tokens, averaged over --draws; "
+    complement: Annotated[Literal["mean:prompts", "resample", "zero"], BeforeValidator(_refuse_other_means)] = Field(
+        "mean:prompts",
+        description="outputs of the heads that are ablated: mean:prompts: their mean over the reference prompts; "
+        "resample: those of one reference prompt of the same number of tokens, averaged over --draws; "
         "zero: 0",
     )
     reference: str | None = Field(
@@ -61,8 +70,8 @@ class CircuitOptions(Options):
     )
     by: Literal["position", "span"] = Field(
         "position",
-        description="for mean: position: over reference prompts with the same number of tokens, position by position; "
-        "span: over all tokens of a named span, over the last tokens, and over all other tokens",
+        description="for mean:prompts: position: over reference prompts with the same number of tokens, position by "
+        "position; span: over all tokens of a named span, over the last tokens, and over all other tokens",
     )
     draws: int = Field(
         4, ge=1, le=1000, description="for resample: number of reference prompts; all if there are fewer"
@@ -95,8 +104,8 @@ class CircuitOptions(Options):
         unused = unused_pair_options([*self.pairs, *([self.reference] if self.reference else [])])
         if self.complement == "zero":
             unused["reference"] = "zero ablation has no reference prompts"
-        if self.complement != "mean":
-            unused["by"] = "it is for the complement mean"
+        if self.complement != MEAN_OF_PROMPTS:
+            unused["by"] = f"it is for the complement {MEAN_OF_PROMPTS}"
         if self.complement != "resample":
             unused["draws"] = "it is for the complement resample"
         refuse_unused(self, unused)
@@ -113,7 +122,13 @@ _KEYS = (
     MODEL,
     key("prompts", "label", "", "set of prompts: a generated set, or the name of a file", None),
     key("pair", "label", "", "name of the prompt within its set", None),
-    key("complement", "label", "", "ablation of heads outside of the circuit: mean, resample or zero", None),
+    key(
+        "complement",
+        "label",
+        "",
+        "ablation of heads outside of the circuit: mean:prompts (`mean` in runs of earlier versions), resample or zero",
+        None,
+    ),
     key("metric", "label", "", "logit_diff or logprob", None),
 )
 CIRCUIT = Table(

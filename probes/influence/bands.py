@@ -13,14 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from headscope.ablation_names import NOT_OF_DOCUMENTS, ablation_name
 from headscope.errors import BadInput
-from headscope.streaming import StreamingWindow, is_streaming
 from headscope.user_input import quote
 
 PairMask = npt.NDArray[np.bool_]
 """Selected pairs of each layer, [layers, pairs]."""
 
-BUILT_IN_COMPONENTS = ("joint", "freq", "scale", "zero", "mean", "uniform", "kv-int8", "kv-int4")
+OWN_COMPONENTS = ("joint", "freq", "scale", "kv-int8", "kv-int4")
+"""Components that are neither ablations nor bands."""
 WAVELENGTH_BANDS = ("short", "middle", "long")
 KIND_DESCRIPTIONS = {"pairs-zero": "contribution to the logits removed", "pairs-unrotated": "rotation removed"}
 EQUAL_PARTS = 8
@@ -28,26 +29,27 @@ EQUAL_PARTS = 8
 BAND_PATTERN = re.compile(rf"(pairs-zero|pairs-unrotated):(\d+-\d+|{'|'.join(WAVELENGTH_BANDS)}|eighths|wavelengths)")
 
 
-def check_band_component(component: str) -> str:
-    """The component, if it is a pair ablation or streaming attention. Raises ValueError otherwise."""
-    if is_streaming(component):
-        return str(StreamingWindow.parse(component))
+def check_component(component: str) -> str:
+    """The component, as it is stored: mean is mean:text. Raises ValueError for what is none."""
+    if component in OWN_COMPONENTS:
+        return component
+    if not is_band(component):
+        bands = (f"{kind}:BAND" for kind in KIND_DESCRIPTIONS)
+        return ablation_name(component, NOT_OF_DOCUMENTS, (*OWN_COMPONENTS, *bands))
     if not BAND_PATTERN.fullmatch(component):
-        kind, _, band = component.partition(":")
-        if kind in KIND_DESCRIPTIONS and band:
-            raise ValueError(
-                f"invalid band {quote(band)}. Use A-B (e.g. 0-3), short, middle, long, eighths or wavelengths"
-            )
-        raise ValueError(
-            f"unknown component {quote(component)}. Use one of: {', '.join(BUILT_IN_COMPONENTS)}, streaming:S+R, "
-            "pairs-zero:BAND, pairs-unrotated:BAND"
-        )
+        band = component.partition(":")[2]
+        raise ValueError(f"invalid band {quote(band)}. Use A-B (e.g. 0-3), short, middle, long, eighths or wavelengths")
     return component
 
 
 def is_band(component: str) -> bool:
     """Whether a component is a pair ablation."""
     return component.partition(":")[0] in KIND_DESCRIPTIONS
+
+
+def is_ablation(component: str) -> bool:
+    """Whether a component is an ablation that other commands have, too."""
+    return component not in OWN_COMPONENTS and not is_band(component)
 
 
 def band_mask(components: pd.Series) -> pd.Series:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
+from headscope.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_TEXT, column_part, describe_ablation
 from headscope.effects.sweep import best_method_rows
 from headscope.effects.units import head_columns
 from headscope.runs.column_metadata import Statistic
@@ -21,7 +22,8 @@ COMPONENT_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "freq": "frequencies",
         "scale": "temperature",
         "zero": "zero ablation",
-        "mean": "mean ablation",
+        MEAN_OF_TEXT: describe_ablation(MEAN_OF_TEXT),
+        MEAN_OF_DOCUMENT: describe_ablation(MEAN_OF_DOCUMENT),
         "uniform": "uniform attention",
         "kv-int8": "8-bit keys and values",
         "kv-int4": "4-bit keys and values",
@@ -44,7 +46,7 @@ _RESET_TARGET = "; to the start of training where measured, else to the checkpoi
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
-        f"influence_{name}": Statistic(
+        f"influence_{column_part(name)}": Statistic(
             _RESET_LABELS.get(name, f"influence, {words}"),
             "nats/token",
             f"rise of the loss {_CONDITIONS[name]}{_RESET_TARGET if name in _RESET_PARAMETERS else ''}",
@@ -53,7 +55,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         for name, words in COMPONENT_DESCRIPTIONS.items()
     }
     | {
-        f"influence_answer_{name}": Statistic(
+        f"influence_answer_{column_part(name)}": Statistic(
             f"influence on answers, {words}",
             "nats/token",
             f"rise of the loss of the answer about a hidden fact {_CONDITIONS[name]}; mean over trials",
@@ -77,5 +79,5 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     order = rows["target"].map({"init": 0, "base": 1}).fillna(0)
     of_model = [rows[name] for name in ("model", "intervention", "objective")]
     rows = best_method_rows(rows[order == order.groupby(of_model).transform("min")], SWEEP)
-    columns = "influence_" + rows["objective"].map(_COLUMN_PREFIXES) + rows["intervention"]
+    columns = "influence_" + rows["objective"].map(_COLUMN_PREFIXES) + rows["intervention"].map(column_part)
     return head_columns(run, rows.assign(column=columns), SWEEP)

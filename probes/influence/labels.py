@@ -2,8 +2,8 @@
 
 import pandas as pd
 
+from headscope.ablation_names import describe_ablation
 from headscope.effects.units import unit_nouns
-from headscope.streaming import StreamingWindow, is_streaming
 from probes.influence import bands
 from probes.influence.head_columns import COMPONENT_DESCRIPTIONS
 
@@ -34,9 +34,7 @@ def unit_noun(units: pd.DataFrame) -> str:
 def _describe_component(component: str) -> str:
     if bands.is_band(component):
         return bands.describe_band(component)
-    if is_streaming(component):
-        return StreamingWindow.parse(component).description
-    return COMPONENT_DESCRIPTIONS.get(component, component)
+    return COMPONENT_DESCRIPTIONS.get(component) or describe_ablation(component)
 
 
 def describe_change(component: str, target: str, objective: str = "text") -> str:

@@ -15,12 +15,14 @@ import numpy as np
 import pandas as pd
 import torch
 
+from headscope.ablation_names import MEAN_OF_TEXT
 from headscope.effects.ranking import select_units
 from headscope.errors import BadInput
 from headscope.interventions.units import Unit
 from headscope.positions.model import Model, load
 from headscope.prompts.texts import TokenDocument
 from headscope.runs.arrow import Rows
+from headscope.study.ablations import StudyAblations
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
@@ -57,7 +59,8 @@ def head_influence(
     config = study.probe_options["influence"]
     assert isinstance(config, InfluenceOptions)
     runner = InfluenceRunner(config, StudyContext(study, {"model": loaded_model}))
-    sweep = plan_sweep("model", loaded_model, config, edits)
+    sweep = plan_sweep("model", loaded_model, config, runner.ablations, edits)
+    sweep = sweep.with_mean_of_text(lambda: runner.ablations.kind(MEAN_OF_TEXT, "model", loaded_model))
 
     def collect_rows(texts: Sequence[ObjectiveText], measure: Callable[[TextReplay, int], Iterator[Row]]) -> list[Row]:
         rows: list[Row] = []
@@ -105,7 +108,7 @@ class InfluenceRunner:
     """
 
     def __init__(self, options: InfluenceOptions, context: StudyContext):
-        self.options, self.context = options, context
+        self.options, self.context, self.ablations = options, context, StudyAblations(context)
         self._cached_sweep: tuple[str, Sweep] | None = None
         self._cached_replay: tuple[tuple[str, str, int, int], TextReplay] | None = None
         self._answer_texts: dict[tuple[str, str, int], list[ObjectiveText]] = {}
@@ -126,7 +129,9 @@ class InfluenceRunner:
 
     def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
-        sweep, work = self._get_sweep(cell.model, model), cell.work
+        label, work = cell.model, cell.work
+        sweep = self._get_sweep(label, model)
+        sweep = sweep.with_mean_of_text(lambda: self.ablations.kind(MEAN_OF_TEXT, label, model))
         text = self.scored_texts(cell.model, work.objective, work.length)[work.text_index]
         units, sets = UNIT_TABLES[work.objective], SET_TABLES[work.objective]
         with self._prepared_replay(cell.model, sweep, work, text) as replay:
@@ -219,7 +224,7 @@ class InfluenceRunner:
 
     def _get_sweep(self, label: str, model: Model) -> Sweep:
         if self._cached_sweep is None or self._cached_sweep[0] != label:
-            self._cached_sweep = (label, plan_sweep(label, model, self.options))
+            self._cached_sweep = (label, plan_sweep(label, model, self.options, self.ablations))
         return self._cached_sweep[1]
 
     @contextmanager

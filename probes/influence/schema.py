@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from headscope.ablation_names import NOT_OF_DOCUMENTS, kinds_help
 from headscope.errors import OptionError
 from headscope.heads import HeadSet, format_head
 from headscope.runs.columns import DOC, GROUP, LAYER, LENGTH, MODEL, Column, Table, key
@@ -22,19 +23,12 @@ class InfluenceOptions(Options):
 
     models: list[str] | None = Field(None, min_length=1, description="labels of the models to sweep; default all")
     lengths: list[Annotated[int, Field(ge=2)]] = Field([1024], min_length=1, description="context lengths in tokens")
-    components: (
-        list[
-            Literal["joint", "freq", "scale", "zero", "mean", "uniform", "kv-int8", "kv-int4"]
-            | Annotated[str, AfterValidator(bands.check_band_component)]
-        ]
-        | None
-    ) = Field(
+    components: list[Annotated[str, AfterValidator(bands.check_component)]] | None = Field(
         None,
         description="interventions; default: joint,freq,scale for a model with an adapter, zero for others. Resets, "
-        "which need an adapter: freq, scale, joint. Ablations: zero, mean (head output), uniform (attention pattern), "
-        "streaming:S+R (attend to the first S and last R tokens), kv-int8, kv-int4 (quantised keys and values), "
-        "pairs-zero:BAND, pairs-unrotated:BAND (rotary pairs). BAND: A-B (e.g. 0-3), short, middle, long, eighths, "
-        "wavelengths",
+        "which need an adapter: freq, scale, joint. kv-int8, kv-int4: quantised keys and values. pairs-zero:BAND, "
+        "pairs-unrotated:BAND: rotary pairs; BAND: A-B (e.g. 0-3), short, middle, long, eighths, wavelengths. "
+        f"Ablations: {kinds_help(NOT_OF_DOCUMENTS)}",
     )
     objectives: list[Literal["text", "answer"]] = Field(
         ["text"],
@@ -135,8 +129,9 @@ COMPONENT = key(
     "label",
     "",
     "parameters that were reset: freq (log-frequencies), scale (tau, gamma), joint (both); or the intervention: "
-    "zero, mean, uniform, streaming:S+R, kv-int8, kv-int4, pairs-zero:BAND or pairs-unrotated:BAND for a band of "
-    "rotary pairs (A-B, or short, middle, long by wavelength), or a user's own",
+    "kv-int8, kv-int4, pairs-zero:BAND or pairs-unrotated:BAND for a band of rotary pairs (A-B, or short, middle, long "
+    "by wavelength), a user's own, or an ablation, as in --components: a mean names its source, mean:text (reference "
+    "text) or mean:document (the same document, which is `mean` in runs of earlier versions)",
     None,
 )
 TARGET = key(

@@ -2,18 +2,18 @@
 or sets of units together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.ablation_names import MEAN_OF_TEXT
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.heads import parse_head
-from headscope.interventions.ablation import parse_ablation
 from headscope.interventions.edits import edit_units
-from headscope.interventions.kinds import DocumentMean, InputsFunction, Uniform, Zero
+from headscope.interventions.kinds import InputsFunction, Replace
 from headscope.interventions.position_kinds import (
     QUANTIZATION_BITS,
     Component,
@@ -27,7 +27,7 @@ from headscope.interventions.units import WHOLE_GROUP, Unit, head_unit, head_uni
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import FixedSchedule, Schedule
-from headscope.streaming import is_streaming
+from headscope.study.ablations import StudyAblations
 from probes.influence import bands
 from probes.influence.gradient_estimate import CURVATURE_DRAWS, estimate_effects
 from probes.influence.schema import NAMED_SET_PREFIX, InfluenceOptions
@@ -39,8 +39,6 @@ QKVEdit = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
 RESETS = ("joint", "freq", "scale")
 """Default components of a model with an AdaRoPE adapter; of other models, zero ablation."""
 NO_TARGET = "none"
-ABLATIONS: Mapping[str, Any] = {"zero": Zero(), "mean": DocumentMean(), "uniform": Uniform()}
-"""Ablations by name, for any model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +51,13 @@ class Sweep:
     units: Mapping[ComponentKey, list[Unit]]
     named_sets: Mapping[str, list[Unit]] = field(default_factory=dict)
     """Named sets of heads."""
+
+    def with_mean_of_text(self, read: Callable[[], Replace]) -> "Sweep":
+        """The sweep with the means of mean:text, which `read` gives; the same sweep if it has no such component."""
+        key = (MEAN_OF_TEXT, NO_TARGET)
+        if key not in self.interventions or self.interventions[key] is not None:
+            return self
+        return replace(self, interventions={**self.interventions, key: read()})
 
     def evaluate_units(
         self, replay: "TextReplay", units_by_key: Mapping[ComponentKey, Sequence[Unit]]
@@ -164,9 +169,16 @@ class TextReplay:
 
 
 def plan_sweep(
-    label: str, model: Model, options: InfluenceOptions, edits: Mapping[str, QKVEdit] | None = None
+    label: str,
+    model: Model,
+    options: InfluenceOptions,
+    ablations: StudyAblations,
+    edits: Mapping[str, QKVEdit] | None = None,
 ) -> Sweep:
-    """The sweep that the options request. Raises BadInput for components or heads that this model does not have."""
+    """The sweep that the options request, without the means of mean:text, see `Sweep.with_mean_of_text`.
+
+    Raises BadInput for components or heads that this model does not have.
+    """
     schedule = model.schedule
     interventions: dict[ComponentKey, Any] = {
         (name, NO_TARGET): InputsFunction(edit) for name, edit in (edits or {}).items()
@@ -174,8 +186,8 @@ def plan_sweep(
     has_resets = isinstance(schedule, AdaRoPE) or "reset_to" in options.model_fields_set
     default_components = RESETS if has_resets else ("zero",)
     for component in default_components if options.components is None else options.components:
-        if component in ABLATIONS or is_streaming(component):
-            interventions[component, NO_TARGET] = ABLATIONS.get(component) or parse_ablation(component)
+        if bands.is_ablation(component):
+            (interventions[component, NO_TARGET],) = ablations.check([component], label)
             continue
         if component in QUANTIZATION_BITS:
             interventions[component, NO_TARGET] = KVQuantization(QUANTIZATION_BITS[component])
@@ -229,7 +241,7 @@ def _reset_schedule(
     if not isinstance(schedule, AdaRoPE):
         raise BadInput(
             f"model '{label}' has no AdaRoPE adapter, so '{component}' cannot be reset. Use "
-            f"CHECKPOINT@adarope:adapter=PATH, or --components that need no adapter, such as {', '.join(ABLATIONS)}"
+            f"CHECKPOINT@adarope:adapter=PATH, or --components that need no adapter, such as zero"
         )
     initial, checkpoint_schedule = schedule.untrained_copy(), FixedSchedule.of_checkpoint(model)
     if target == "init":

@@ -10,15 +10,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from headscope.attention.record import Geometry
-from headscope.forward.prefix_cache import TokenIds
-from headscope.interventions.ablation import parse_ablation, reference_outputs
 from headscope.interventions.edits import edit_units, edited
-from headscope.interventions.kinds import mean_over_tokens
 from headscope.interventions.units import Unit, head_unit
-from headscope.positions.attach import attached
 from headscope.positions.model import Model
 
 NEEDLE_HALVES = 2
@@ -62,15 +57,6 @@ def heads_to_units(heads: pd.DataFrame, geometry: Geometry) -> list[Unit]:
     """The heads of a table as units; `layer` is the layer number."""
     rows = heads[HEAD_COLUMNS].itertuples(index=False, name=None)
     return [head_unit(geometry, geometry.layer_numbers.index(layer), int(head)) for layer, head in rows]
-
-
-def make_ablation(ablation: str, model: Model, haystack: TokenIds) -> Any:
-    """The kind of edit of an ablation; the mean is over the tokens of `haystack` [L]."""
-    if ablation == "mean":
-        with attached(model), torch.no_grad():
-            outputs = reference_outputs(model, range(model.geometry.layers), haystack.tolist())
-        return mean_over_tokens(outputs, "mean:haystack")
-    return parse_ablation(ablation)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.ablation_names import describe_ablation
 from headscope.plots import axes, head_scatter, style
 from headscope.rendering.text import format_percent
 from headscope.runs.column_metadata import capitalise, statistic
@@ -60,9 +61,8 @@ def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
     of one model, mode and kind of ablation.
     """
     (ablation,), (mode,) = ablation_rows["intervention"].unique(), ablation_rows["mode"].unique()
-    figure = style.new_figure(
-        f"{_needle_kind_label(mode)} retrieved under {ablation} ablation of heads: {style.escape_label(model)}"
-    )
+    change = f"{_needle_kind_label(mode)} retrieved under {describe_ablation(ablation)} of heads"
+    figure = style.new_figure(f"{change}: {style.escape_label(model)}")
     sizes = sorted(ablation_rows["size"].unique())
     for heads, name, colour, dash in (("top", "top heads", 4, 0), ("random", "random heads of the same layers", 0, 1)):
         model_style = style.ModelStyle(

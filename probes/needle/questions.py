@@ -91,22 +91,22 @@ QUESTIONS = (
     ),
     Question(
         name="retrieval.ablated_success",
-        sentence="Success rate of {model}[ with {variant}] with its top {size:n heads} ablated ({intervention} "
-        "ablation): {value}; without ablation {unchanged:percent}",
+        sentence="Success rate of {model}[ with {variant}] with its top {size:n heads} ablated "
+        "({change}): {value}; without ablation {unchanged:percent}",
         number="percent",
         samples="trials",
     ),
     Question(
         name="retrieval.random_ablated_success",
         sentence="Success rate of {model}[ with {variant}] with {size:n heads} of the same layers ablated at random "
-        "({intervention} ablation): {value}",
+        "({change}): {value}",
         number="percent",
         samples="trials",
     ),
     Question(
         name="retrieval.ablation_drop",
         sentence="Success rate of {model}[ with {variant}] with {size:n heads} ablated at random minus that with its "
-        "top heads ablated ({intervention} ablation): {value}",
+        "top heads ablated ({change}): {value}",
         headline="Random minus top {size} ablated[, {variant}]: {value}",
         number="points",
         value_unit="percentage points",
@@ -115,7 +115,7 @@ QUESTIONS = (
     ),
     Question(
         name="retrieval.ablation_claim",
-        statement="{intervention:capital} ablation of the top retrieval heads reduces the retrieval of {needles} more "
+        statement="{change:capital} of the top retrieval heads reduces the retrieval of {needles} more "
         "than ablation of random heads of the same layers (Wu et al. 2024)",
         sentence="{model}: {unchanged:percent} of trials succeed without ablation, {top:percent} with the top "
         "{size:n heads} ablated, and {random:percent} with as many ablated at random (mean of {draws:n draws}), a "

@@ -34,8 +34,8 @@ GLOSSARY = (
     ),
     Term(
         "Ablation of retrieval heads",
-        "Zero ablation sets the outputs of a set of heads to zero; mean ablation sets them to their mean over the "
-        "haystack. The top heads have the highest scores over the other half of the needles. They are compared with "
+        "Zero ablation sets the outputs of a set of heads to zero; mean:text sets them to their mean over a reference "
+        "text. The top heads have the highest scores over the other half of the needles. They are compared with "
         "random sets that have as many heads in each layer.",
         tables=("needle_ablation",),
     ),

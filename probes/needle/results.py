@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.ablation_names import describe_ablation
 from headscope.effects.statistics import MIN_COMPARED
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_result
@@ -214,6 +215,7 @@ def _ablation_fields(effects: Effects, size: int) -> dict[str, Any]:
     """Conditions and details of the results at one number of ablated heads."""
     mode = effects.where["mode"]
     details = {
+        "change": describe_ablation(effects.key["intervention"]),
         "variant": VARIANTS[mode],
         "needles": MODE_LABELS[mode],
         "unchanged": _ablated(effects, "top", 0)["effect"],

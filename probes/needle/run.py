@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from headscope.decomposition.residual_decomposition import ResidualDecomposition
@@ -24,6 +23,7 @@ from headscope.prompts.shakespeare import DEFAULT_SOURCE, expand_source
 from headscope.runs.arrow import Rows
 from headscope.scores import match_heads, model_heads, refuse_other_model
 from headscope.scores import read as read_scores
+from headscope.study.ablations import StudyAblations
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
@@ -88,7 +88,7 @@ class NeedleRunner:
         self._cached_reader: tuple[str, PrefixCachedGenerator] | None = None
         self._cached_decomposition: tuple[str, ResidualDecomposition] | None = None
         self._rankings: dict[tuple[str, int], pd.DataFrame | None] = {}
-        self._ablations: dict[tuple[str, str], Any] = {}
+        self._ablations = StudyAblations(context)
         self._sorted_trials: dict[str, list[NeedleTrial]] = {}
         self._answers: dict[tuple[str, NeedleTrial], TrialAnswer] = {}
 
@@ -110,6 +110,12 @@ class NeedleRunner:
         """The ablation cells of one model; `trial_cells` are all its trials."""
         if not self.options.ablate_top:
             return []
+        for kind in self._ablations.check(self.options.ablation, label):
+            if getattr(kind, "needs_whole_text", False):
+                raise BadInput(
+                    f"ablation '{kind.name}' needs the whole text in one pass, and the model generates token by token. "
+                    "Use another rule"
+                )
         geometry = self.context.model(label).geometry
         head_count, owner = sum(geometry.layer_heads), f"model '{label}'"
         if self.head_scores is not None:
@@ -217,18 +223,15 @@ class NeedleRunner:
             return {}
         heads = ablation.select_heads(ranking, work, self.context.seed)
         units = ablation.heads_to_units(heads, model.geometry)
-        stacks, prompters = self._prepare(label)
-        if (label, work.ablation) not in self._ablations:
-            longest = max(self.options.grid_lengths)
-            haystack = np.concatenate([stacks[0].special_prefix, stacks[0].ids])[:longest]
-            self._ablations[label, work.ablation] = ablation.make_ablation(work.ablation, model, haystack)
+        prompters = self._prepare(label)[1]
+        kind = self._ablations.kind(work.ablation, label, model)
         self.drop_cached_prefix()
         reader = PrefixCachedGenerator(model)
         trials = [
             trial for trial in self._trials(label) if trial.mode != CONTROL and needle_half(trial.needle) == work.half
         ]
         answers: dict[NeedleTrial, str] = {}
-        with ablation.heads_ablated(model, units, self._ablations[label, work.ablation]):
+        with ablation.heads_ablated(model, units, kind):
             for batch in self._batches(label, trials, reader.batch_size(max(self.options.grid_lengths))):
                 prompts = [self._trial_prompt(label, trial) for trial in batch]
                 for trial, prompt, (_, tokens) in zip(batch, prompts, generate_answers(reader, prompts), strict=True):

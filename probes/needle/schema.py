@@ -1,9 +1,10 @@
 """Options and tables of the needle probe: trials, retrieval scores, answers, attribution and ablation."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from headscope.ablation_names import NOT_IN_GENERATION, ablation_in_generation, kinds_help
 from headscope.errors import OptionError
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.needle_grid import even_depths
@@ -73,10 +74,9 @@ class NeedleOptions(Options):
         description="file of head scores, such as a published list: ablate its top heads instead of heads ranked here",
     )
     weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
-    ablation: list[Literal["zero", "mean", "uniform"]] = Field(
+    ablation: list[Annotated[str, AfterValidator(ablation_in_generation)]] = Field(
         ["zero"],
-        description="ablation of heads: outputs set to 0 (zero) or to the mean over the haystack (mean), or uniform "
-        "attention to all visible keys (uniform, as Wu et al. mask heads)",
+        description=f"ablation of heads; uniform as Wu et al. mask heads. {kinds_help(NOT_IN_GENERATION)}",
     )
     draws: int = Field(
         5, ge=1, le=1000, description="random head sets per size, each with as many heads per layer as the top set"
@@ -129,7 +129,7 @@ class NeedleOptions(Options):
                 "true in a study file"
             )
         if not self.ablation:
-            raise ValueError("ablation has no value. Use zero, mean or uniform")
+            raise ValueError("ablation has no value. Use zero, mean:text or uniform")
         return self
 
     @property
@@ -322,8 +322,8 @@ ABLATION_KEYS = (
         "ablation",
         "label",
         "",
-        "zero: outputs set to zero; mean: outputs set to their mean over the haystack; uniform: uniform attention to "
-        "all visible keys",
+        "ablation, as in --ablation; mean:text: outputs set to their mean over a reference text; mean: in runs of "
+        "earlier versions, over the first haystack",
         None,
     ),
     key("size", "index16", "heads", "number of heads ablated together", 1),
