@@ -38,7 +38,6 @@ from probes.ablation.schema import POSITIONS_MARK
 
 PROMPT, ANSWER, WRONG = "w1 w5 w9 w5", " w7", " w8"
 ASKED = ("--prompt", PROMPT, "--answer", ANSWER)
-STREAMING = (*ASKED, "--kinds", "streaming")
 ONE_PAIR = ("--pairs", "induction", "--count", "1", "--length", "40")
 
 
@@ -90,15 +89,14 @@ def test_a_head_set_of_other_weights_is_refused_as_in_ablated(folder: Path, tmp_
 
 def test_rows_equal_passes_with_the_heads_ablated_alone_and_together(folder: Path, tmp_path: Path) -> None:
     heads = ["L0H1", "L2H3", "L2H0"]
-    kinds = {"zero": "zero", "mean": "mean", "streaming": "streaming:0+1"}
-    section = {"prompt": PROMPT, "answer": ANSWER, "heads": heads, "kinds": [*kinds], "sink": 0, "recent": 1}
+    section = {"prompt": PROMPT, "answer": ANSWER, "heads": heads, "kinds": ["zero", "mean", "streaming:0+1"]}
     run = run_study(folder, tmp_path, **section)
     assert validate(run) == []
     model, text = hs.load(f"{folder}/tiny@yarn:factor=4", device="cpu"), f"file:{folder}/texts/*.txt"
     rows = run.table("ablation")
     assert len(rows) == 3 * 3
     for row in rows.to_dict("records"):
-        expected = answer_log_probability(model, [(row["layer"], row["head"])], kinds[row["kind"]], text)
+        expected = answer_log_probability(model, [(row["layer"], row["head"])], row["kind"], text)
         assert row["metric_after"] == pytest.approx(expected, abs=1e-5)
         assert abs(row["metric_after"] - row["metric_before"]) > 1e-4
     sets = run.table("ablation_sets")
@@ -107,7 +105,7 @@ def test_rows_equal_passes_with_the_heads_ablated_alone_and_together(folder: Pat
         assert row["size"] == 3
         generator = np.random.default_rng([0, 0, row["draw"]])
         drawn = random_heads({0: [1], 2: [0, 3]}, [4] * 4, generator) if row["draw"] else {0: [1], 2: [0, 3]}
-        expected = answer_log_probability(model, drawn, kinds[row["kind"]], text)
+        expected = answer_log_probability(model, drawn, row["kind"], text)
         assert row["metric_after"] == pytest.approx(expected, abs=1e-5)
 
 
@@ -128,18 +126,17 @@ def test_named_heads_and_their_controls_are_ablated_in_batches(
         "target_logits_of_edits",
         lambda self, edits, copies: counts.append(copies) or batch(self, edits, copies),
     )
-    section = {"heads": ["L0H1", "L2H3", "L2H0"], "positions": ["last"], "kinds": ["zero", "mean", "streaming"]}
-    run = run_study(folder, tmp_path, prompt=PROMPT, answer=ANSWER, sink=0, recent=1, **section)
+    section = {"heads": ["L0H1", "L2H3", "L2H0"], "positions": ["last"], "kinds": ["zero", "mean", "streaming:0+1"]}
+    run = run_study(folder, tmp_path, prompt=PROMPT, answer=ANSWER, **section)
     assert counts == 3 * batches
     sets = run.table("ablation_sets").astype({"kind": "str"})
     assert len(sets) == 18
     model, text = hs.load(f"{folder}/tiny@yarn:factor=4", device="cpu"), f"file:{folder}/texts/*.txt"
     ids = torch.tensor([tokenizer()(PROMPT)["input_ids"]])
-    kinds = {"zero": "zero", "mean": "mean", "streaming": "streaming:0+1"}
     for row in sets.to_dict("records"):
         generator = np.random.default_rng([0, 0, row["draw"]])
         heads = random_heads({0: [1], 2: [0, 3]}, [4] * 4, generator) if row["draw"] else {0: [1], 2: [0, 3]}
-        kind = kinds[row["kind"].partition(POSITIONS_MARK)[0]]
+        kind = row["kind"].partition(POSITIONS_MARK)[0]
         with torch.no_grad(), hs.attached(model), hs.ablated(model, heads, kind, text=text, positions="last"):
             logits = model.module(ids, use_cache=False).logits[0, -1]
         expected = float(logits.log_softmax(-1)[tokenizer()(ANSWER)["input_ids"][0]])
@@ -392,13 +389,12 @@ def test_a_run_whose_reference_text_changed_is_not_resumed(folder: Path, tmp_pat
         (("L9H0",), (*ASKED, "--heads", "L9H0")),
         (("'first'", "all, file:FILE"), (*ASKED, "--heads", "first")),
         (("'wrong'", "--metric logprob"), (*ASKED, "--metric", "logit_diff")),
-        (("--kinds", "'noise'", "'streaming'"), (*ASKED, "--kinds", "noise")),
+        (("--kinds", "'noise'"), (*ASKED, "--kinds", "noise")),
         (("--prompt", "''"), ("--prompt", "", "--answer", ANSWER)),
         (("--random-sets", "--heads"), (*ASKED, "--random-sets", "2")),
         (("--draws", "resample", "zero", "--kinds"), (*ASKED, "--draws", "2")),
-        (("--sink", "streaming", "zero", "--kinds"), (*ASKED, "--sink", "4")),
-        (("--recent", 1, "'0'"), (*STREAMING, "--recent", "0")),
-        (("--sink", 0, "'-1'"), (*STREAMING, "--sink", "-1")),
+        (("--kinds", "streaming:4+0"), (*ASKED, "--kinds", "streaming:4+0")),
+        (("--kinds", "'streaming'", "streaming:S+R"), (*ASKED, "--kinds", "streaming")),
         (("resample", "--pairs"), (*ASKED, "--kinds", "resample")),
         (("resample", 40, "'induction'"), (*ONE_PAIR, "--kinds", "resample")),
         (("'run:folder'", "run:FOLDER:STATISTIC:COUNT[:MODEL]"), (*ASKED, "--heads", "run:folder")),

@@ -244,7 +244,7 @@ def eager_logits(model: Model, ids: list[int], edit: Callable[[Tensor, int], Ten
 
 
 def test_every_member_and_no_other_head_has_its_minimality_in_the_table_of_heads(run: Run) -> None:
-    heads = run.heads.set_index(["layer", "head"])["circuit_mean"].dropna()
+    heads = run.heads.set_index(["layer", "head"])["circuit_mean_prompts"].dropna()
     assert sorted(heads.index) == CIRCUIT
     rows = run.table("circuit_members")
     falls = (rows["metric_circuit"] - rows["metric_without"]).groupby([rows["layer"], rows["head"]]).mean()
@@ -470,7 +470,7 @@ class RecordedProgress(NoProgress):
         (("L9H0",), ("--heads", "L9H0")),
         (("'longer'", 5, "'pair 0'"), ("--heads", "L0H1", "--reference", "longer")),
         (("'no-spans'", "'first'"), ("--heads", "L0H1", "--reference", "no-spans", "--by", "span")),
-        (("--by", "complement mean"), ("--heads", "L0H1", "--complement", "zero", "--by", "span")),
+        (("--by", "complement mean:prompts"), ("--heads", "L0H1", "--complement", "zero", "--by", "span")),
         (("--reference", "zero"), ("--heads", "L0H1", "--complement", "zero", "--reference", "longer")),
         (("--draws", "complement resample"), ("--heads", "L0H1", "--draws", 3)),
         (("L0H1@last", "twice"), ("--heads", "L0H1@last,L0H1@last")),

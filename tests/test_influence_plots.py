@@ -263,7 +263,7 @@ def test_head_results_have_the_influence_and_rank_of_the_heads_unit(run: Run, fr
 
 
 def test_every_component_of_a_sweep_is_a_statistic() -> None:
-    for component in ("joint", "freq", "scale", "zero", "mean", "uniform"):
+    for component in ("joint", "freq", "scale", "zero", "mean_text", "mean_document", "uniform"):
         assert statistic(f"influence_{component}").unit == "nats/token"
         assert statistic(f"influence_answer_{component}").label.startswith("influence on answers, ")
     assert statistic("influence_zero").format_number(-0.01234) == "-0.012"

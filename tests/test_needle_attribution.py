@@ -24,6 +24,10 @@ from headscope.effects.sweep import sweep_effects
 from headscope.errors import BadInput, BadOption, Interrupted, UnsupportedModel
 from headscope.forward import prefix_cache
 from headscope.forward.prefix_cache import PrefixCachedGenerator
+from headscope.interventions.ablation import reference_outputs
+from headscope.interventions.kinds import Zero, mean_over_tokens
+from headscope.interventions.units import Unit
+from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder
 from headscope.prompts.needles import INDIRECT_NEEDLES, LITERAL_NEEDLES, Needle
@@ -128,7 +132,7 @@ EVERYTHING: dict[str, Any] = {
     "attribution": True,
     "draws": 2,
     "ablate_top": [1, 2],
-    "ablation": ["zero", "mean"],
+    "ablation": ["zero", "mean:text"],
 }
 
 
@@ -302,7 +306,10 @@ def test_a_model_with_ablated_heads_answers_as_an_edited_eager_model(family: str
             logits = module(torch.tensor([[*ids.tolist(), *tokens]])).logits[0, len(ids) - 1 : -1]
         assert logits.argmax(-1).tolist() == tokens
 
-    with ablation.heads_ablated(model, units, ablation.make_ablation(ablation_method, model, text)):
+    with torch.no_grad(), attached(model):
+        outputs = reference_outputs(model, range(model.geometry.layers), text.tolist())
+    kind = Zero() if means is None else mean_over_tokens(outputs, "mean:text")
+    with ablation.heads_ablated(model, units, kind):
         for depth in (0.95, 0.85):  # the second prompt shares what was cached under the edit
             trial = TrialPrompt([prompter.prompt_with_needle(haystack, 190, depth)], prompter, "strict")
             assert_greedy_answer(edited, trial.ids, generate_answers(generator, [trial])[0][0])
@@ -312,7 +319,7 @@ def test_a_model_with_ablated_heads_answers_as_an_edited_eager_model(family: str
 
 def test_ablating_the_planted_head_removes_retrieval_and_ablating_others_does_not(planted_run: Run) -> None:
     lines = analysis.ablation_curves(planted_run).set_index(["intervention", "size", "heads"])
-    for ablation_method in ("zero", "mean"):
+    for ablation_method in ("zero", "mean:text"):
         assert lines.loc[[(ablation_method, 0, heads) for heads in ("top", "random")], "effect"].tolist() == [1, 1]
         for size in (1, 2):
             assert lines.loc[(ablation_method, size, "top"), ["n", "effect"]].tolist() == [4, 0]
@@ -511,7 +518,7 @@ def test_indirect_needles_share_no_content_word_with_their_questions() -> None:
         ({"mode": "wu", "attribution": True}, ("mode wu", "literal", "mode strict")),
         ({"file": "x", "kind": "both"}, ("'kind'", "'file'")),
         ({"mode": "wu", "ablate_top": [1]}, ("'ablate_top'", "'heads'", "mode wu", "mode strict")),
-        ({"ablation": []}, ("ablation", "zero", "mean", "uniform")),
+        ({"ablation": []}, ("ablation", "zero", "mean:text", "uniform")),
     ],
 )
 def test_bad_options_give_one_line(grid: dict[str, Any], named: tuple[object, ...]) -> None:

@@ -247,7 +247,7 @@ def test_a_kept_prompt_is_a_run_with_the_numbers_that_are_shown(kept: Run, sessi
         row = changes.loc[before.model]
         assert np.exp(row["metric_before"]) == pytest.approx(before.next_tokens[token], rel=1e-4)
         assert np.exp(row["metric_after"]) == pytest.approx(after.next_tokens[token], rel=1e-4)
-        assert (row["kind"], row["size"]) == ("mean", len(HEADS))
+        assert (row["kind"], row["size"]) == ("mean:text", len(HEADS))
     for layer in (0, 1):
         weights = tasks.attention_of_layer(session, PROMPT, "base", layer)
         for row in kept.top_keys.query("model == 'base' and layer == @layer").itertuples():
@@ -282,7 +282,7 @@ def test_a_read_only_app_keeps_nothing(runs: Path, specs: dict[str, str]) -> Non
         ("", "", "zero", ()),
         (" \n", "", "zero", ()),
         (PROMPT, "L1", "zero", ("'L1'", "L18H6")),
-        (PROMPT, "L1H0", "zer", ("'zer'", "'zero'", "zero", "mean", "streaming:S+R")),
+        (PROMPT, "L1H0", "zer", ("'zer'", "'zero'", "zero", "mean:text", "streaming:S+R")),
         (PROMPT, "L1H0", "streaming:4", ("'streaming:4'", "streaming:S+R")),
     ],
 )

@@ -160,7 +160,7 @@ def ablated_success(folder: Path, tmp_path: Path, **options: Any) -> tuple[Run, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["zero", "mean", "uniform"])
+@pytest.mark.parametrize("kind", ["zero", "mean:text", "uniform"])
 def test_heads_of_a_file_are_ablated_whatever_the_run_measures(folder: Path, tmp_path: Path, kind: str) -> None:
     run, success = ablated_success(folder, tmp_path, heads=head_file(tmp_path, "0-2"), ablation=[kind])
     assert [*success.loc[kind]] == [0, 1, 1]  # the retrieval head is in the file; random heads do nothing

@@ -224,7 +224,7 @@ def test_every_column_of_the_wide_table_is_described(tmp_path):
     heads = run.heads
     plain = [name for name in heads if name not in HEAD_KEYS and not name.endswith(("_low", "_high"))]
     assert all(statistic(name).meaning for name in plain)
-    ablations = ("zero", "mean", "uniform", "kv-int8", "kv-int4")
+    ablations = ("zero", "mean_text", "mean_document", "uniform", "kv-int8", "kv-int4")
     answers = {f"influence_answer_{name}" for name in ("joint", "freq", "scale", *ablations)}
     elsewhere = {"retrieval_wu", "retrieval_indirect", "needle_write_indirect", "learned_sink", "max_logit", "nll"}
     elsewhere |= answers | {f"influence_{name}" for name in ablations} | {"prompt_own_pattern"}

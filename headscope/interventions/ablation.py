@@ -40,7 +40,7 @@ from headscope.interventions.kinds import (
     mean_over_tokens,
     targets_of,
 )
-from headscope.measures.sparse_rules import parse_rule
+from headscope.measures.sparse_rules import known_rules, parse_rule
 from headscope.model_identity import AcceptedWeights
 from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.model import Model
@@ -103,7 +103,9 @@ def parse_ablation(kind: str, seed: int = 0) -> Any:
     Raises BadInput for any other text.
     """
     try:
-        kind = ablation_name(kind)
+        rules = known_rules()
+        if kind.partition(":")[0] not in rules or is_streaming(kind):
+            kind = ablation_name(kind, others=[*rules])
         name, _, size = kind.partition(":")
         if is_streaming(kind) and kind.count(":") == 1:
             window = StreamingWindow.parse(kind)

@@ -20,7 +20,7 @@ class StudyAblations:
         self._mean: tuple[str, Replace] | None = None
 
     def check(self, kinds: Sequence[str], label: str) -> list[Any]:
-        """The kinds for a model without running it, None for those that need outputs; reads its reference text.
+        """The kinds of edit before the model runs, None for those that need outputs; reads its reference text.
 
         Raises BadInput for a text that names no kind. A reference text is an input of the study.
         """

@@ -31,7 +31,7 @@ from probes.influence.effect_rows import SWEEP, add_damped_estimates
 from probes.influence.gradient_estimate import CURVATURE_DRAWS
 from probes.influence.objective_texts import ObjectiveText, answer_grid, answer_texts, document_texts
 from probes.influence.schema import SET_TABLES, UNIT_COLUMNS, UNIT_TABLES, InfluenceOptions
-from probes.influence.sweep import ComponentKey, QKVEdit, Row, Sweep, TextReplay, plan_sweep, set_sizes
+from probes.influence.sweep import NO_TARGET, ComponentKey, QKVEdit, Row, Sweep, TextReplay, plan_sweep, set_sizes
 
 
 def head_influence(
@@ -59,7 +59,7 @@ def head_influence(
     config = study.probe_options["influence"]
     assert isinstance(config, InfluenceOptions)
     runner = InfluenceRunner(config, StudyContext(study, {"model": loaded_model}))
-    sweep = plan_sweep("model", loaded_model, config, runner.ablations, edits)
+    sweep = plan_sweep("model", loaded_model, config, edits, seed)
     sweep = sweep.with_mean_of_text(lambda: runner.ablations.kind(MEAN_OF_TEXT, "model", loaded_model))
 
     def collect_rows(texts: Sequence[ObjectiveText], measure: Callable[[TextReplay, int], Iterator[Row]]) -> list[Row]:
@@ -121,6 +121,8 @@ class InfluenceRunner:
             if label not in labels:
                 raise BadInput(f"influence: no model '{label}' in this study. Use one of: {', '.join(labels)}")
             sweep = self._get_sweep(label, self.context.model(label))
+            if (MEAN_OF_TEXT, NO_TARGET) in sweep.interventions:
+                self.ablations.check([MEAN_OF_TEXT], label)
             for objective in self.options.objectives:
                 lengths = sorted(set(self.options.lengths))
                 for length in lengths if objective == "text" else lengths[-1:]:
@@ -224,7 +226,7 @@ class InfluenceRunner:
 
     def _get_sweep(self, label: str, model: Model) -> Sweep:
         if self._cached_sweep is None or self._cached_sweep[0] != label:
-            self._cached_sweep = (label, plan_sweep(label, model, self.options, self.ablations))
+            self._cached_sweep = (label, plan_sweep(label, model, self.options, seed=self.context.seed))
         return self._cached_sweep[1]
 
     @contextmanager

@@ -12,6 +12,7 @@ from torch import Tensor
 from headscope.ablation_names import MEAN_OF_TEXT
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.heads import parse_head
+from headscope.interventions.ablation import parse_ablation
 from headscope.interventions.edits import edit_units
 from headscope.interventions.kinds import InputsFunction, Replace
 from headscope.interventions.position_kinds import (
@@ -27,7 +28,6 @@ from headscope.interventions.units import WHOLE_GROUP, Unit, head_unit, head_uni
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import FixedSchedule, Schedule
-from headscope.study.ablations import StudyAblations
 from probes.influence import bands
 from probes.influence.gradient_estimate import CURVATURE_DRAWS, estimate_effects
 from probes.influence.schema import NAMED_SET_PREFIX, InfluenceOptions
@@ -172,12 +172,12 @@ def plan_sweep(
     label: str,
     model: Model,
     options: InfluenceOptions,
-    ablations: StudyAblations,
     edits: Mapping[str, QKVEdit] | None = None,
+    seed: int = 0,
 ) -> Sweep:
     """The sweep that the options request, without the means of mean:text, see `Sweep.with_mean_of_text`.
 
-    Raises BadInput for components or heads that this model does not have.
+    `seed` is that of noise. Raises BadInput for components or heads that this model does not have.
     """
     schedule = model.schedule
     interventions: dict[ComponentKey, Any] = {
@@ -187,7 +187,7 @@ def plan_sweep(
     default_components = RESETS if has_resets else ("zero",)
     for component in default_components if options.components is None else options.components:
         if bands.is_ablation(component):
-            (interventions[component, NO_TARGET],) = ablations.check([component], label)
+            interventions[component, NO_TARGET] = parse_ablation(component, seed)
             continue
         if component in QUANTIZATION_BITS:
             interventions[component, NO_TARGET] = KVQuantization(QUANTIZATION_BITS[component])

@@ -62,7 +62,7 @@ def write_needle_files(folder: Path) -> Path:
     (folder / "hay").mkdir()
     for name in "ab":
         chance = random.Random(name)
-        text = " ".join(chance.choice([*(f"w{n}" for n in range(8, 31)), "w5.", "w6."]) for _ in range(400))
+        text = " ".join(chance.choice([*(f"w{n}" for n in range(8, 31)), "w5.", "w6."]) for _ in range(600))
         (folder / "hay" / f"{name}.txt").write_text(text)
     fact = " ".join(f"w{n}" for n in FACT)
     needles = [Needle("one", "w31 w32", "w38 w39", fact), Needle("two", "w33", "w60 w61 w62", "w63 w64 w65 w66")]

@@ -18,7 +18,8 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         keys: dict[str, Any] = {"model": model, "prompts": "ioi", "pair": f"ioi {number}", "metric": "logprob"}
         keys["metric_before"] = -1.0
         blocks, sets = [], []
-        for kind in KINDS:
+        for name in KINDS:
+            kind = "streaming:64+256" if name == "streaming" else name
             change = -np.exp(-12 * sizes.units["growth"]) + rng.normal(0, 0.02, len(sizes.units))
             blocks.append(sizes.units.drop(columns="growth").assign(kind=kind, metric_after=-1.0 + change))
             after = np.array([-3.0, -1.1, -1.1]) + rng.normal(0, 0.05, 3)
