@@ -10,8 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from headscope.forward.ablation import REFERENCE_TOKENS, random_heads
-from headscope.forward.replay import Replay
 from support import families
 from support.refusals import assert_names, refuses
 from support.synthetic_runs import synthetic_run
@@ -21,6 +19,9 @@ from torch import Tensor
 import headscope as hs
 from headscope.errors import BadInput, InputChanged, Interrupted
 from headscope.heads import HeadSet
+from headscope.interventions.ablation import REFERENCE_TOKENS
+from headscope.interventions.heads import random_heads
+from headscope.interventions.replay import Replay
 from headscope.model_identity import WeightDigests
 from headscope.models.loading import load_tokenizer
 from headscope.rendering import assembly

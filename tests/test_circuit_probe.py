@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from headscope.patching.complement_ablation import token_classes
 from support import eager_patching
 from support.refusals import assert_names, refuses
 from support.tiny_studies import PAIRS, save_checkpoint, tokenizer
@@ -18,6 +17,7 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.errors import BadInput
+from headscope.interventions.circuit import token_classes
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly

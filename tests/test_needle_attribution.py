@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from headscope.forward.interventions import Unit
 from peft import LoraConfig, get_peft_model
 from scipy import stats
 from support import families
