@@ -9,8 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from headscope.forward.interventions import kv_group_units
-from headscope.forward.replay import Replay
 from support import families
 from support.adapters import noisy
 from support.refusals import assert_names, refuses
