@@ -139,7 +139,7 @@ def _attend_touched(
     edits, variant = layer.logit_edits, layer.variant
     if has_only(edits, BiasKind) and variant.softcap is None:
         return _with(_attend_with_biases(layer, touched), touched, out, lse)
-    if len(edits) == 1 and isinstance(edits[0].kind, StreamingKind) and len(rows) == layer.q.shape[2]:
+    if len(edits) == 1 and isinstance(edits[0].kind, StreamingKind) and bool(edits[0].mask[touched].all()):
         return _with(_attend_streaming(layer, touched, edits[0].kind), touched, out, lse)
     is_layer_wide = any(isinstance(edit.kind, ChoiceKind) and edit.kind.is_layer_wide for edit in edits)
     rows = rows.to(out.device)
