@@ -16,13 +16,17 @@ from zoo.build import tiny
 
 import headscope as hs
 from headscope.attention import backend
+from headscope.attention.edits import TokenSet
 from headscope.attention.logit_edits import StreamingKind
 from headscope.interventions import replay
-from headscope.interventions.kinds import DocumentMean, Uniform, Zero
+from headscope.interventions.edits import edit
+from headscope.interventions.kinds import DocumentMean, InputsFunction, RuleChoice, Steer, Suppress, Uniform, Zero
 from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import Activation, PairRuns, patched_units
 from headscope.interventions.position_kinds import KVQuantization
+from headscope.interventions.replay import Replay
 from headscope.interventions.units import Unit, head_units, kv_group_units
+from headscope.measures.sparse_rules import parse_rule
 from headscope.positions.model import Model
 from probes.influence.schema import InfluenceOptions
 from probes.influence.sweep import TextReplay, plan_sweep
@@ -118,6 +122,29 @@ def test_sets_of_units_in_batches_have_the_influence_of_single_runs(
         assert max(runs) <= most
         assert len(runs) == passes_of(model, first_layers, most)
     assert len(runs) < len(sets)
+
+
+KINDS: list[Any] = [
+    *(Zero(), DocumentMean(), Uniform(), StreamingKind(1, 3), KVQuantization(4), InputsFunction(lambda *qkv: qkv[:3])),
+    *(Steer(TokenSet((3, 4)), 0.1), Suppress(TokenSet(slice(2, 9))), RuleChoice(parse_rule("top:3"))),
+]
+TOKENS = (None, slice(10, 12), slice(-3, None), (5, -2))
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.name))
+@pytest.mark.parametrize("family", ["llama-gqa", "mistral-sliding", "gpt_oss"])
+def test_runs_of_one_kind_at_other_tokens_in_a_batch_equal_single_runs(family: str, kind: Any) -> None:
+    model = loaded(family)
+    text = Replay(model, model.schedule, IDS, memory_bytes=1e9)
+    runs = [[edit(model, kind, heads, TokenSet(tokens))] for tokens in TOKENS for heads in ("L1H2", "L1H1,L1H2,L2H0")]
+    with text.capturing():
+        text.record_streams()
+        single = [losses for run in runs for _, losses in text.losses([run])]
+        together = dict(text.losses(runs))
+    for number, losses in enumerate(single):
+        torch.testing.assert_close(together[number], losses, rtol=2e-6, atol=2 * MAX_ERROR)
 
 
 @torch.no_grad()
