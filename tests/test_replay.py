@@ -1,5 +1,6 @@
 """Runs that start at a layer, where layers pass more to later layers than the residual stream."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -82,6 +83,26 @@ def test_a_resumed_pass_that_fails_is_refused_with_its_cause(monkeypatch: pytest
     cause = "RuntimeError: the sizes of tensors must match"
     with replay.capturing(), refuses(UnsupportedModel, "zamba", cause):
         replay.record_streams()
+
+
+@pytest.mark.parametrize("fault", ["wrong", "failing"])
+def test_a_model_whose_batch_cannot_grow_has_one_for_each_first_layer(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted fault: runs that join a batch later are scaled, or cannot join."""
+    grow = Replay._run_growing_batch
+
+    def with_fault(self: Replay, firsts: Sequence[int]) -> Tensor:
+        if fault == "failing" and len({*firsts}) > 1:
+            raise RuntimeError("the sizes of tensors must match")
+        return grow(self, firsts) * (1 + 0.1 * (Tensor([firsts]).mT[..., None] > min(firsts)))
+
+    monkeypatch.setattr(Replay, "_run_growing_batch", with_fault)
+    module = tiny("llama")
+    model = hs.load(module)
+    errors = use_checks._resumed_batches(model, tokens(module), None)
+    assert max(errors.values()) <= MAX_ERROR
+    assert not replay_check.grows_batches(model)
 
 
 def test_the_check_of_types_notices_a_state_that_is_not_carried(monkeypatch: pytest.MonkeyPatch) -> None:

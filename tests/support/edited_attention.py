@@ -1,4 +1,4 @@
-"""A model whose attention is eager, L x L, with the logits of some heads edited by hand: no seam, no fused kernel."""
+"""A model whose attention is eager, L x L, with the logits of some heads edited by hand, without a fused kernel."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
