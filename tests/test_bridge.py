@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from headscope.forward.ablation import ablated
 from support import families, tiny_studies
 from support.refusals import refuses
 from torch import Tensor
@@ -21,6 +20,7 @@ from headscope.decomposition.head_circuits import TokenEmbeddings
 from headscope.decomposition.head_weights import inspect_head_weights
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
+from headscope.interventions.ablation import ablated
 from headscope.positions import AdaRoPE, attached, resolve_schedule
 from headscope.positions.model import Model, load
 from headscope.streaming import StreamingWindow

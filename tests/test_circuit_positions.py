@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from headscope.forward.interventions import rotate_pairs
 from support import families
 from support.refusals import refuses
 
@@ -12,6 +11,7 @@ import headscope as hs
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
+from headscope.interventions.position_kinds import rotate_pairs
 from headscope.measures import circuits
 from headscope.measures.positional_preference import PositionalPreference
 from headscope.positions.attach import attached
