@@ -80,11 +80,12 @@ def build_chart(block: Chart, selected_heads: Collection[Head], block_id: str, h
         figure.update_layout(dragmode="lasso")
     if bars := colorbars(figure):
         figure.update_layout(margin_r=max(map(colorbar_space, bars)))
+    width = block.least_width
     graph = dcc.Graph(
         id={"chart": block_id, "heads": has_heads},
         figure=figure,
         config=LASSO_GRAPH_CONFIG if has_points else GRAPH_CONFIG,
-        style={"height": f"{figure.layout.height}px"},
+        style={"height": f"{figure.layout.height}px"} | ({"minWidth": f"{width}px"} if width else {}),
     )
     title = str(figure.layout.title.text).replace("<br>", " ")
     buttons = [
@@ -92,8 +93,10 @@ def build_chart(block: Chart, selected_heads: Collection[Head], block_id: str, h
         for kind in ("png", "svg", "csv")
     ]
     attributes: dict[str, Any] = {"aria-label": title}
+    if width:
+        attributes |= {"className": "wide-plot", "tabIndex": 0}
     if has_heads and _has_matrix(figure):
-        attributes = {
+        attributes |= {
             "tabIndex": 0,
             "data-head-matrix": "heads",
             "aria-label": f"{title}; arrow keys move from head to head",

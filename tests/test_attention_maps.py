@@ -132,6 +132,21 @@ def test_a_text_has_a_map_with_the_option_only_and_a_prompt_always(run: Run, tmp
     assert with_map.table("attention_maps")["query_block"].max() == 2
 
 
+def test_the_map_of_a_short_prompt_names_its_tokens_and_that_of_a_text_some_positions(run: Run, tmp_path: Path) -> None:
+    spec = run.manifest["models"][0]["spec"]
+    short = headscope.patterns(spec, prompt="w1 w2 w3 w2", out=tmp_path, quiet=True)
+    chart = maps.head_map_chart(short, "base", 2, 1)
+    assert chart is not None
+    for axis in (chart.figure.layout.xaxis, chart.figure.layout.yaxis):
+        assert axis.showticklabels
+        assert [*axis.ticktext] == ["0: w1", "1: w2", "2: w3", "3: w2"]
+    text = maps.head_map_chart(run, "yarn", 2, 1)
+    assert text is not None
+    assert not text.figure.layout.xaxis.showticklabels
+    positions = [one.text.strip() for one in text.figure.layout.annotations if one.name == "tick"]
+    assert {*positions} == {"0", "12", "24", "35", "47"}
+
+
 def test_a_run_of_maps_alone_is_combined_with_shorter_rows_of_the_same_models(run: Run, tmp_path: Path) -> None:
     specs = {entry["label"]: entry["spec"] for entry in run.manifest["models"]}
     text = {"text": run.manifest["config"]["texts"]["source"], "out": tmp_path, "quiet": True}

@@ -223,6 +223,10 @@ def test_charts_show_the_sum_at_the_end(pair_run: Run) -> None:
     assert sum(float(np.sum(trace.y)) for trace in components.data) == pytest.approx(answer.value, abs=1e-5)
     first = next(iter(answer.by_sample.values()))
     assert np.asarray(rows.data[0].z)[-1, -1] == pytest.approx(first, abs=1e-5)
+    assert [button.label for button in rows.layout.updatemenus[0].buttons] == [pair["name"] for pair in PAIRS]
+    for heatmap, value in zip(rows.data, answer.by_sample.values(), strict=True):
+        assert np.asarray(heatmap.z)[-1, -1] == pytest.approx(value, abs=1e-5)
+    assert [*rows.layout.xaxis.ticktext] == ["0: w1", "1: w10", "2: w3", "3: w20", "4: w4"]
     (head_chart,) = report.head_charts(pair_run, "base", 2, 1)
     heads = pair_run.table("attribution_answer_heads")
     one = heads[(heads["layer"] == 2) & (heads["head"] == 1) & (heads["pair"] == PAIRS[0]["name"])]

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 from support.refusals import assert_names
 from support.tiny_studies import PAIRS, save_checkpoint, tokenizer
@@ -24,8 +22,6 @@ from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.patching import analysis, report
-from probes.patching.layer_plots import plot_layer_positions
-from probes.patching.plots import MAX_AXIS_TOKEN_LABELS
 from probes.patching.results import overview, results
 from probes.patching.schema import ALL_POSITIONS
 
@@ -109,7 +105,7 @@ def test_verify_patches_every_layer_and_estimates_single_positions(folder: Path,
     assert set(sweep.units["method"]) == {"exact"}
 
 
-def test_results_name_layers_spans_and_the_largest_position(exact: Run) -> None:
+def test_results_name_layers_and_spans(exact: Run) -> None:
     by_question: dict[str, list[Any]] = {}
     for result in results(exact):
         by_question.setdefault(result.question, []).append(result)
@@ -125,36 +121,14 @@ def test_results_name_layers_spans_and_the_largest_position(exact: Run) -> None:
     assert top.value == pytest.approx(means.max(), abs=1e-5)
     assert top.details["patched_layer"] == means.idxmax()
     assert {result.where["span"] for result in by_question["patching_layers.top"]} == {"", "subject"}
-    position = by_question["patching_layers.position"]
-    assert len(position) == 6
-    assert {result.where["pair"] for result in position} == {"pair 0"}
 
 
-def test_the_picture_has_one_cell_per_layer_and_position_and_the_page_all_charts(exact: Run) -> None:
-    rows = next(analysis.layer_position_effects(exact))
-    tokens = exact.table("patching_tokens").query("pair == 'pair 0'")
-    heatmap = plot_layer_positions(rows, tokens).data[0]
-    assert heatmap.z.shape == (LAYERS, TOKENS)
-    for _, row in rows.iterrows():
-        assert heatmap.z[row["layer"]][row["position"]] == pytest.approx(row["effect"])
+def test_the_page_has_all_charts(exact: Run) -> None:
     groups = [*report.charts(assembly.render_context(exact))]
     assert [len([*group.charts]) for group in groups] == [6 + 10, 0]
     table = overview(exact)
     assert table is not None
     assert len(table.data) == 10
-
-
-def test_the_picture_of_a_long_prompt_begins_where_the_prompts_differ() -> None:
-    """Earlier positions have no effect; with few left, their tokens are named."""
-    positions = pd.Index(range(MAX_AXIS_TOKEN_LABELS + 50))
-    keys = {"model": "base", "prompts": "p", "pair": "long", "direction": "denoising", "intervention": "attn_out"}
-    rows = pd.DataFrame({"layer": np.repeat([0, 1], len(positions)), "position": [*positions, *positions], **keys})
-    rows["effect"], rows["method"] = np.where(rows["position"] >= 140, 0.5, 1e-7), "estimate"
-    tokens = pd.DataFrame({"position": positions, "clean": "a", "corrupted": np.where(positions >= 140, "b", "a")})
-    figure = plot_layer_positions(rows, tokens)
-    assert [*figure.data[0].x] == [*range(140, len(positions))]
-    assert [*figure.layout.xaxis.ticktext] == ["a | b"] * 10
-    assert plot_layer_positions(rows, tokens.assign(corrupted="b")).layout.xaxis.ticktext is None
 
 
 def test_the_whole_residual_stream_is_refused(refused: Callable[..., str], folder: Path) -> None:

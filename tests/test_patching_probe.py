@@ -388,15 +388,6 @@ def test_the_matrix_has_the_mean_of_each_unit_and_marks_estimates(verified: Run)
         assert (heatmap.text[unit["layer"]][unit["head"]] == plots.ESTIMATE_MARK) == (unit["method"] == "estimate")
 
 
-def test_the_position_matrix_has_the_tokens_of_both_prompts(exact: Run) -> None:
-    effects = analysis.sweeps(exact)[0]
-    rows = analysis.position_effects(exact, effects, "pair 1")
-    tokens = exact.table("patching_tokens").query("model == 'base' and pair == 'pair 1'")
-    figure = plots.plot_positions(effects, "pair 1", rows, tokens)
-    assert list(figure.layout.xaxis.ticktext) == ["w1", "w11 | w41", "w3", "w21 | w51", "w4"]
-    assert np.asarray(figure.data[0].z).shape == (len(rows) // 5, 5)
-
-
 @pytest.mark.slow
 def test_report_and_head_page_show_the_effects_on_every_prompt_set(synthetic: Run) -> None:
     assert validate(synthetic) == []

@@ -16,10 +16,8 @@ from support.tiny_studies import PAIRS, save_checkpoint
 import headscope as hs
 from headscope.interventions.pair_runs import Direction, PairRuns
 from headscope.interventions.units import head_unit, head_units
-from headscope.rendering import assembly
-from probes.patching import report
-from probes.patching.analysis import entry_effects
-from probes.patching.entry_plots import MAX_ENTRY_HEADS
+from probes.patching.entry_plots import MAX_ENTRY_HEADS, plot_entries
+from probes.patching.position_maps import entry_maps
 
 FAMILIES = {
     name: families.MEASURABLE[name] for name in ("llama-gqa", "mistral-sliding", "gemma3", "olmo2", "phi", "qwen3")
@@ -90,25 +88,25 @@ def test_a_run_has_an_array_by_destination_and_source(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_picture_has_a_cell_per_entry_of_the_heads_of_largest_effect(folder: Path, tmp_path: Path) -> None:
+def test_the_picture_of_every_pair_has_the_entries_of_the_heads_of_largest_effect(folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"pairs": [f"{folder}/pairs.jsonl"], "keep_failing": True, "method": "estimate"}
     options |= {"activations": ["pattern"], "pattern_entries": True, "quiet": True, "out": tmp_path}
     run = hs.patch(f"{folder}/tiny", **options)
-    groups = {group.heading: [*group.charts] for group in report.charts(assembly.render_context(run))}
-    (chart,) = groups["Patching of entries of the attention pattern"]
-    (rows,) = entry_effects(run)
-    largest = rows["effect"].abs().groupby([rows["layer"], rows["head"]]).max()
+    (position_map,) = entry_maps(run)
+    largest = position_map.rows["effect"].abs().groupby([position_map.rows["layer"], position_map.rows["head"]]).max()
     top = sorted(largest.nlargest(MAX_ENTRY_HEADS).index)
-    panels = chart.figure.data
-    assert [panel.name for panel in panels] == [f"L{layer}H{head}" for layer, head in top]
-    for panel, (layer, head) in zip(panels, top, strict=True):
+    figure = plot_entries(position_map)
+    assert figure.layout.coloraxis.cmax == pytest.approx(largest.max())
+    assert len(figure.data) == 2 * len(top)
+    for panel, (pair, (layer, head)) in zip(figure.data, product(position_map.pairs, top), strict=True):
+        assert panel.name == f"L{layer}H{head}"
+        rows = position_map.pairs[pair]
         entries = rows[(rows["layer"] == layer) & (rows["head"] == head)]
         grid = np.full((5, 5), np.nan)
         grid[entries["destination"], entries["source"]] = entries["effect"]
-        np.testing.assert_allclose(panel.z, grid)
-    assert chart.figure.layout.coloraxis.cmax == pytest.approx(largest.max())
-    words = run.table("patching_tokens").query("pair == 'pair 0'")["clean"].str.strip()
-    assert all(label.startswith(word) for label, word in zip(chart.figure.layout.xaxis.ticktext, words, strict=True))
+        np.testing.assert_allclose(panel.z, grid, rtol=1e-6)
+    assert [*figure.layout.xaxis.ticktext] == ["0: w1", "1: w10 | w40", "2: w3", "3: w20 | w50", "4: w4"]
+    assert figure.layout.yaxis.ticktext == figure.layout.xaxis.ticktext
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from headscope.plots import style
 
 MAX_MARKS = 24
 """Cells with a mark; the largest values."""
-MAX_COLUMNS = 16
-"""Columns of a matrix up to which a cell has room for a number."""
+MAX_COLUMNS = 6
+"""Columns of a matrix up to which a cell has room for a number, also on a narrow screen."""
 
 
 def symmetric_limit(values: npt.ArrayLike, minimum: float = 0.0) -> float:

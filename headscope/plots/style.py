@@ -49,6 +49,9 @@ HIGHLIGHT_COLOUR = "#C2185B"
 """Colour of the one element that a figure emphasises."""
 TITLE_WIDTH, SUBTITLE_WIDTH, TITLE_LINE_HEIGHT = 60, 80, 20
 """Characters per line of a title and of a subtitle, and height in px of each title line after the first."""
+LEVEL_LABEL_CHARACTERS, UPRIGHT_LABELS, SLANTED_SHARE = 28, 48, 0.4
+"""Characters of tick labels that have room side by side, upright labels that have room below a chart, and the share of
+these up to which labels are slanted."""
 LINE_DASHES = ("solid", "dash", "dot", "dashdot")
 MARKER_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x")
 
@@ -312,6 +315,14 @@ def set_metadata(figure: go.Figure, **metadata: object) -> go.Figure:
 def add_annotations(figure: go.Figure, annotations: Iterable[Mapping[str, object]]) -> None:
     """Add annotations at once: plotly checks all of a figure's annotations again whenever one is added."""
     figure.layout.annotations = [*figure.layout.annotations, *annotations]
+
+
+def turned_labels(labels: Sequence[str], room: int = UPRIGHT_LABELS) -> dict[str, Any]:
+    """Plotly settings of a horizontal axis with these tick labels: level if they are short, else slanted, and upright
+    if there are many. `room` is the number of upright labels that have room."""
+    is_level = sum(len(label) + 2 for label in labels) <= LEVEL_LABEL_CHARACTERS
+    angle = 0 if is_level else -60 if len(labels) <= SLANTED_SHARE * room else -90
+    return {"tickangle": angle, "tickfont": {"size": 11}}
 
 
 def unit_suffix(unit: str) -> str:

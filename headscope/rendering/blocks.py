@@ -43,6 +43,13 @@ class Chart:
         return self.figure
 
     @property
+    def least_width(self) -> int:
+        """Width in px below which a page scrolls the figure; 0 for one that fits everywhere."""
+        from headscope.plots.least_width import least_width
+
+        return least_width(self.picture)
+
+    @property
     def line(self) -> str:
         """What it shows, or else how to read it, in one short line; "" if its first sentence is longer."""
         first = SENTENCE_END.split(self.summary or self.caption, maxsplit=1)[0]

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 
 from headscope.errors import BadInput, ResourceMissing, did_you_mean
 from headscope.plots.line_ends import restore_legend
+from headscope.plots.selector import remove_menu
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.rendering.blocks import Chart
 
@@ -51,7 +52,7 @@ def save_chart(chart: Chart, path: Path | str, width: str | float | None = None)
         raise BadInput(
             f"unknown figure format '{file.suffix}' of {file}. Use one of: .html, .{', .'.join(IMAGE_FORMATS)}"
         )
-    figure = _fit_to_width(chart.picture, width)
+    figure = _fit_to_width(chart.picture if kind == "html" else remove_menu(chart.picture), width)
     if kind == "html":
         # The camera button writes what the browser draws, so that a page is a way to an SVG without the extra.
         content = figure.to_html(include_plotlyjs=True, config={**GRAPH_CONFIG, "displayModeBar": True}).encode()

@@ -1,7 +1,7 @@
-"""Tokens of a text for display: shaded by weight, with tokens that share a character joined."""
+"""Tokens of a text for display: shaded by weight, with tokens that share a character joined; labels of tokens."""
 
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 
@@ -22,6 +22,8 @@ MIN_WRITTEN_WEIGHT = 0.05
 """Smaller weights are not written into a text."""
 MAX_WHOLE_TEXT = 24
 """Tokens of a text that is written out; of a longer one, the attended tokens and the two tokens before each."""
+MAX_TOKEN_CHARACTERS = 14
+"""Characters of a token in a label."""
 RIGHT_TO_LEFT_CLASSES = ("R", "AL", "AN")
 
 
@@ -55,6 +57,12 @@ def to_display_line(text: str) -> str:
     visible = to_visible_token(line) if (line := to_visible_line(text)) else ""
     is_right_to_left = any(unicodedata.bidirectional(character) in RIGHT_TO_LEFT_CLASSES for character in visible)
     return f"\u2068{visible}\u2069" if is_right_to_left else visible
+
+
+def token_labels(positions: Iterable[int], texts: Iterable[str], others: Iterable[str] | None = None) -> list[str]:
+    """Labels of tokens: "3: France", or "3: France | Italy" where `others`, the tokens of a second prompt, differ."""
+    pairs = ((text, text) for text in texts) if others is None else zip(texts, others, strict=True)
+    return [f"{position:,}: {_describe_tokens(*pair)}" for position, pair in zip(positions, pairs, strict=True)]
 
 
 def text_with_weights(text: TokenizedText, query: int, weights: Mapping[int, float]) -> str:
@@ -170,3 +178,14 @@ def _shaded_token(
         f"{label}: weight {format_number(weight)}" if group_weights else label if href or marked or special else ""
     )
     return Token(visible, min(1.0, weight), href, special, marked, tooltip)
+
+
+def _describe_tokens(text: str, other: str) -> str:
+    return _shorten(text) if text == other else f"{_shorten(text)} | {_shorten(other)}"
+
+
+def _shorten(text: str) -> str:
+    """The text of a token on one line, with symbols for what is invisible."""
+    line = to_visible_line(text.strip(" ") or text)
+    short = line if len(line) <= MAX_TOKEN_CHARACTERS else f"{line[: MAX_TOKEN_CHARACTERS - 1]}…"
+    return to_display_line(short) or to_visible_token("")

@@ -4,14 +4,13 @@ Every mean is over the pairs that count (`is_counted`) in every model of the run
 compared.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import pandas as pd
 
-from headscope.effects.sweep import Effects, Sweep, best_method_rows, rows_of_sweep, sweep_effects
+from headscope.effects.sweep import Effects, Sweep, best_method_rows, sweep_effects
 from headscope.effects.units import head_columns
 from headscope.runs.aggregation import plain_types
 from headscope.runs.column_metadata import Statistic
@@ -21,7 +20,6 @@ from probes.patching.schema import (
     ACTIVATION_LABELS,
     ALL_POSITIONS,
     PATCHING,
-    PATCHING_ENTRIES,
     PATCHING_LAYERS,
     PATCHING_SETS,
     PATCHING_SPANS,
@@ -89,7 +87,7 @@ def span_sweeps(run: RunTables) -> list[Effects]:
         return []
     rows = run.table(PATCHING_SPANS.name)
     firsts = rows.groupby(["prompts", "span"], observed=True)["first"].mean()
-    effects = sweep_effects(complete_rows(_counted_rows(run, rows), SPAN_SWEEP), SPAN_SWEEP, run.models)
+    effects = sweep_effects(complete_rows(counted_rows(run, rows), SPAN_SWEEP), SPAN_SWEEP, run.models)
     sweep_order = {tuple(one.key.values())[:-1]: number for number, one in reversed([*enumerate(effects)])}
     return sorted(
         effects,
@@ -103,7 +101,7 @@ def pair_sweeps(run: RunTables) -> list[Effects]:
         return []
     rows = _rows_at_all_positions(run)
     sets = [members.assign(subset=subset_names(members)) for _, members in rows.groupby("prompts", sort=False)]
-    rows = _counted_rows(run, pd.concat(sets) if sets else rows.assign(subset=""))
+    rows = counted_rows(run, pd.concat(sets) if sets else rows.assign(subset=""))
     rows = rows[rows["subset"] != ""]
     return sweep_effects(complete_rows(rows, PAIR_SWEEP), PAIR_SWEEP, run.models)
 
@@ -114,56 +112,19 @@ def layer_sweeps(run: RunTables) -> list[Effects]:
         return []
     rows = run.table(PATCHING_LAYERS.name)
     is_whole = (rows["position"] == ALL_POSITIONS) | (rows["span"] != "")
-    return sweep_effects(_counted_rows(run, rows[is_whole]), LAYER_SWEEP, run.models)
+    return sweep_effects(counted_rows(run, rows[is_whole]), LAYER_SWEEP, run.models)
 
 
 def set_sweeps(run: RunTables) -> list[Effects]:
     """The sweeps of the named heads together, over all positions and over named spans."""
     if PATCHING_SETS.name not in run.tables:
         return []
-    return sweep_effects(_counted_rows(run, run.table(PATCHING_SETS.name)), SET_SWEEP, run.models)
-
-
-def layer_position_effects(run: RunTables) -> Iterator[pd.DataFrame]:
-    """Effects of every layer at every single position, a table for each activation of the first pair of a set.
-
-    The first of the pairs that count; exact if patched, else estimated.
-    """
-    if PATCHING_LAYERS.name not in run.tables:
-        return
-    rows = run.table(PATCHING_LAYERS.name)
-    rows = rows[(rows["position"] != ALL_POSITIONS) & (rows["span"] == "")]
-    yield from _first_pairs(_counted_rows(run, rows), SWEEP.keys)
-
-
-def entry_effects(run: RunTables) -> Iterator[pd.DataFrame]:
-    """Effects of every entry of the patterns, a table for the first pair of each set that counts, as for layers."""
-    if PATCHING_ENTRIES.name in run.tables:
-        rows = _counted_rows(run, run.table(PATCHING_ENTRIES.name))
-        yield from _first_pairs(rows, ("model", "prompts", "metric", "direction"))
-
-
-def _first_pairs(rows: pd.DataFrame, keys: Sequence[str]) -> Iterator[pd.DataFrame]:
-    """The rows of the first pair for each value of the keys; exact if patched, else estimated."""
-    groups: Any = rows.groupby([*keys], sort=False)
-    for _, block in groups:
-        first = block[block["pair"] == block["pair"].iloc[0]]
-        exact = first[first["method"] == "exact"]
-        yield exact if len(exact) else first
+    return sweep_effects(counted_rows(run, run.table(PATCHING_SETS.name)), SET_SWEEP, run.models)
 
 
 def parts_of_sweep(sweeps_of_parts: Sequence[Effects], effects: Effects) -> list[Effects]:
     """The sweeps by span, pair or group of a sweep over all positions and pairs, in their order."""
     return [part for part in sweeps_of_parts if effects.key.items() <= part.key.items()]
-
-
-def position_effects(run: RunTables, effects: Effects, pair: str) -> pd.DataFrame:
-    """Effects of every unit of a sweep at every single position of one pair; exact if patched, else estimated."""
-    rows = run.table(PATCHING.name)
-    rows = _renamed(rows[rows["position"] != ALL_POSITIONS])
-    rows = plain_types(rows_of_sweep(rows, {**effects.key, "pair": pair}))
-    exact = rows[rows["method"] == "exact"]
-    return exact if len(exact) else rows
 
 
 def complete_rows(rows: pd.DataFrame, sweep: Sweep) -> pd.DataFrame:
@@ -184,10 +145,10 @@ def _rows_at_all_positions(run: RunTables) -> pd.DataFrame:
 
 def _unit_rows(run: RunTables) -> pd.DataFrame:
     """Rows of patches at all positions, of the pairs that count."""
-    return complete_rows(_counted_rows(run, _rows_at_all_positions(run)), SWEEP)
+    return complete_rows(counted_rows(run, _rows_at_all_positions(run)), SWEEP)
 
 
-def _counted_rows(run: RunTables, rows: pd.DataFrame) -> pd.DataFrame:
+def counted_rows(run: RunTables, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of the pairs that count in every model."""
     rows = plain_types(_renamed(rows[rows["is_counted"]]))
     return rows.merge(run.derived(pairs_usable_in_all_models))

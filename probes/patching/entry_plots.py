@@ -1,36 +1,45 @@
 """Plots of patched entries of attention patterns: destination x source for the heads of largest effect."""
 
+from collections.abc import Sequence
+
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.heads import format_head
+from headscope.heads import Head, format_head
 from headscope.plots import style
-from probes.patching.plots import token_label
+from headscope.plots.selector import combine_figures
+from headscope.rendering.token_axis import MAX_PANEL_TOKEN_LABELS, token_axis
+from probes.patching.position_maps import PositionMap
+from probes.patching.position_plots import pairs_in_menu, title_of_pair
 
 MAX_ENTRY_HEADS = 6
 """Heads in a plot of pattern entries."""
-MAX_ENTRY_TOKEN_LABELS = 24
-"""Tokens of a prompt up to which the axes name each of them."""
+MAX_NARROW_TOKENS = 15
+"""Tokens of a prompt up to which three panels stand side by side; labels of more tokens need wider panels."""
 
 
-def plot_entries(rows: pd.DataFrame, tokens: pd.DataFrame) -> go.Figure:
-    """Heatmaps of one pair's effects by destination and source, one per head, in one colour scale.
+def plot_entries(position_map: PositionMap) -> go.Figure:
+    """Heatmaps of effects by destination and source, one per head, in one colour scale, with a menu of pairs.
 
-    `rows` are those of `analysis.entry_effects`; the heads are those of the largest absolute effect of an entry.
-    `tokens` are the pair's rows of `patching_tokens`.
+    The heads are those of the largest absolute effect of an entry in any pair; the colour scale is that of all pairs.
     """
-    largest = rows["effect"].abs().groupby([rows["layer"], rows["head"]]).max().nlargest(MAX_ENTRY_HEADS)
-    heads = sorted(largest.index)
-    names = [format_head(layer, head) for layer, head in heads]
-    first = rows.iloc[0]
-    labels = {name: style.escape_label(first[name]) for name in ("prompts", "model", "pair")}
-    method = "exact" if (rows["method"] == "exact").all() else "estimated"
-    title = f"{first['direction'].capitalize()} of pattern entries, {labels['prompts']}: {labels['model']}"
-    figure = style.panel_figure("", names)
-    figure.update_layout(title=style.title_with_subtitle(title, f"{labels['pair']}, {method}"))
-    positions = np.sort(rows["destination"].unique())
+    effects = position_map.rows["effect"].abs().groupby([position_map.rows["layer"], position_map.rows["head"]])
+    largest = effects.max().nlargest(MAX_ENTRY_HEADS)
     limit = max(float(largest.max()), 1e-3)  # few entries matter: a quantile would hide them
+    pairs = pairs_in_menu(position_map)
+    return combine_figures(
+        {pair: _plot_pair(position_map, pair, sorted(largest.index), limit) for pair in pairs}, "pair"
+    )
+
+
+def _plot_pair(position_map: PositionMap, pair: str, heads: Sequence[Head], limit: float) -> go.Figure:
+    names = [format_head(layer, head) for layer, head in heads]
+    rows, tokens = position_map.pairs[pair], position_map.tokens_by_pair[pair]
+    most_tokens = max(map(len, position_map.tokens_by_pair.values()))
+    columns = 2 if MAX_NARROW_TOKENS < most_tokens <= MAX_PANEL_TOKEN_LABELS else 3
+    figure = style.panel_figure("", names, columns, 330 if columns == 3 else 430)
+    figure.update_layout(title=title_of_pair(position_map, pair))
+    positions = np.sort(rows["destination"].unique())
     for index, (layer, head) in enumerate(heads):
         entries = rows[(rows["layer"] == layer) & (rows["head"] == head)]
         grid = entries.pivot_table(index="destination", columns="source", values="effect")
@@ -38,22 +47,20 @@ def plot_entries(rows: pd.DataFrame, tokens: pd.DataFrame) -> go.Figure:
         figure.add_heatmap(
             x=positions,
             y=positions,
-            z=grid.to_numpy(),
+            z=grid.to_numpy(np.float32),
             coloraxis="coloraxis",
             hoverongaps=False,
             name=names[index],
-            hovertemplate="destination %{y}, source %{x}<br>effect %{z:+.3f}<extra></extra>",
-            **style.panel_row_col(index, heads),
+            hovertemplate="from %{y}<br>to %{x}<br>effect %{z:+.3f}<extra></extra>",
+            **style.panel_row_col(index, heads, columns),
         )
     scale = {"colorscale": style.DIVERGING_SCALE, "cmin": -limit, "cmax": limit}
     figure.update_layout(coloraxis=scale | {"colorbar": {"title": {"text": "effect"}}})
-    figure.update_xaxes(showgrid=False)
-    figure.update_yaxes(showgrid=False, autorange="reversed")
-    style.set_outer_axis_titles(figure, len(heads), "source", "destination")
-    if len(positions) <= MAX_ENTRY_TOKEN_LABELS:
-        words = tokens.set_index("position").reindex(positions)
-        texts = [token_label(clean, corrupted) for clean, corrupted in words[["clean", "corrupted"]].to_numpy()]
-        ticks = {"tickvals": positions, "ticktext": texts}
-        figure.update_xaxes(**ticks, tickangle=-60, tickfont={"size": 10})
-        figure.update_yaxes(**ticks, tickfont={"size": 10})
-    return style.set_metadata(style.set_top_margin(figure, 98), value="effect", x="source", y="destination")
+    axis = token_axis(positions, [*tokens["label"].reindex(positions)], MAX_PANEL_TOKEN_LABELS, "")
+    figure.update_xaxes(axis, showgrid=False)
+    figure.update_yaxes(axis | {"tickangle": 0}, showgrid=False, autorange="reversed")
+    style.set_outer_axis_titles(figure, len(heads), "source", "destination", columns)
+    model = style.escape_label(position_map.key["model"])
+    return style.set_metadata(
+        style.set_top_margin(figure, 98), value="effect", x="source", y="destination", model=model
+    )

@@ -12,18 +12,14 @@ from headscope.effects.sweep import UNIT_KEYS, Effects, effects_table
 from headscope.effects.units import estimate_marks, unit_nouns
 from headscope.estimates import ESTIMATE_MARK, EXACT
 from headscope.plots import head_scatter, style
-from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
 from headscope.plots.unit_matrix import plot_unit_matrix
-from headscope.rendering.text import to_visible_line
 from headscope.results.words import count_nouns
 from probes.patching.labels import describe_methods, describe_sweep
 from probes.patching.questions import EFFECT
 
 MAX_POSITION_UNITS = 20
 """Units in a plot of effects by position."""
-MAX_AXIS_TOKEN_LABELS = 100
-"""Tokens that have a label each below a plot by position."""
 
 
 def plot_matrix(effects: Effects) -> go.Figure:
@@ -33,36 +29,6 @@ def plot_matrix(effects: Effects) -> go.Figure:
     subtitle = describe_methods(effects, unit_nouns(effects.units))
     style.set_top_margin(figure.update_layout(title=_title(effects, subtitle)), 62)
     return style.set_metadata(figure, value="effect", model=style.escape_label(effects.model))
-
-
-def plot_positions(effects: Effects, pair: str, rows: pd.DataFrame, tokens: pd.DataFrame) -> go.Figure:
-    """Heatmap of one pair's effects by unit and token, for the units of largest effect at any position.
-
-    `rows` are those of `analysis.position_effects`; `tokens` are the pair's rows of `patching_tokens`.
-    """
-    by_unit = rows.pivot_table(index=[*UNIT_KEYS], columns="position", values="effect")
-    top = by_unit.loc[by_unit.abs().max(axis=1).nlargest(MAX_POSITION_UNITS).index].sort_index(ascending=False)
-    words = tokens.set_index("position").reindex(top.columns)
-    labels = [token_label(clean, corrupted) for clean, corrupted in words[["clean", "corrupted"]].to_numpy()]
-    limit = symmetric_limit(top.to_numpy(), 1e-3)
-    method = "exact" if (rows["method"] == "exact").all() else "estimated"
-    figure = style.new_figure("", 190 + 20 * len(top)).update_layout(title=_title(effects, f"{pair}, {method}"))
-    figure.add_heatmap(
-        x=top.columns.tolist(),
-        y=[_unit_tick(*unit) for unit in top.index],
-        z=top.to_numpy(),
-        zmin=-limit,
-        zmax=limit,
-        hovertemplate="%{y}, position %{x}<br>effect %{z:+.3f}<extra></extra>",
-        colorbar={"title": {"text": "effect"}} | symmetric_colorbar(top.to_numpy(), limit),
-        xgap=1,
-        ygap=1,
-        **ZERO_CENTRED_SCALE,
-    )
-    mark_clipped_cells(figure, top.to_numpy(), limit)
-    label_token_axis(figure, top.columns, labels)
-    figure.update_yaxes(type="category", showgrid=False)
-    return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x="position")
 
 
 def plot_parts(effects: Effects, parts: Sequence[Effects], name: str) -> go.Figure:
@@ -93,7 +59,7 @@ def plot_parts(effects: Effects, parts: Sequence[Effects], name: str) -> go.Figu
     limit = max(float(np.nanmax(np.abs(top.to_numpy()))), 1e-3)
     figure.add_heatmap(
         x=[style.escape_label(part) for part in top.columns],
-        y=[_unit_tick(*unit) for unit in top.index],
+        y=[unit_tick(*unit) for unit in top.index],
         z=top.to_numpy(),
         zmin=-limit,
         zmax=limit,
@@ -106,7 +72,7 @@ def plot_parts(effects: Effects, parts: Sequence[Effects], name: str) -> go.Figu
         ygap=1,
         **ZERO_CENTRED_SCALE,
     )
-    figure.update_xaxes(type="category", showgrid=False)
+    figure.update_xaxes(type="category", showgrid=False, **style.turned_labels(names, style.UPRIGHT_LABELS // 2))
     figure.update_yaxes(type="category", showgrid=False)
     return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x=noun)
 
@@ -158,20 +124,6 @@ def _title(effects: Effects, subtitle: str) -> dict[str, object]:
     return style.title_with_subtitle(f"{describe_sweep(effects)}, {prompts}: {model}", subtitle)
 
 
-def label_token_axis(figure: go.Figure, positions: pd.Index, labels: Sequence[str]) -> None:
-    """Name the tokens below a plot by position; only their numbers if there is no room for the names."""
-    figure.update_xaxes(showgrid=False)
-    if len(labels) > MAX_AXIS_TOKEN_LABELS:
-        figure.update_xaxes(title_text="position")
-    else:
-        figure.update_xaxes(tickvals=positions.tolist(), ticktext=labels, tickangle=-60)
-
-
-def token_label(clean: str, corrupted: str) -> str:
-    """The token of the clean prompt and, if it differs, that of the corrupted prompt."""
-    first, second = (style.escape_label(to_visible_line(text), 20) for text in (clean, corrupted))
-    return first if clean == corrupted else f"{first} | {second}"
-
-
-def _unit_tick(layer: int, kv_group: int, head: int) -> str:
+def unit_tick(layer: int, kv_group: int, head: int) -> str:
+    """The name of a head or KV group on an axis."""
     return f"L{layer} group {kv_group}" if head < 0 else f"L{layer}H{head}"

@@ -68,9 +68,12 @@ QUESTIONS = (
         **_EFFECT,
     ),
     Question(
-        name="patching_layers.position",
-        sentence=f"{_SWEEP}, pair {{pair}}, in {{model}}: of all layers and single positions, the effect of largest "
-        "size is that of layer {patched_layer} at token {position:,}, {value}",
+        name="patching.position",
+        sentence="{direction:capital} of the {activation} at single positions, {prompts}, in {model}: {leads} is that "
+        "of {place}, {value}[, followed by {next:+.2f}][; the most negative is that of {lowest:+.2f}]",
+        headline="{direction:capital} of {intervention} by position, {prompts}: {place} {value}[, {next:+.2f}]"
+        "[; negative: {lowest:+.2f}]",
+        level="row",
         **_EFFECT,
     ),
     Question(

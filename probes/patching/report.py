@@ -1,46 +1,47 @@
 """Charts of the patching probe for report and app, charts of one head, and its glossary."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import pandas as pd
+import plotly.graph_objects as go
 
 from headscope.effects.agreement import agreements
 from headscope.effects.ranking import largest_unit
 from headscope.effects.results import effect_text
-from headscope.effects.sweep import Effects, rows_of_sweep
+from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_result, units_of_head
 from headscope.estimates import ESTIMATE_MARK
 from headscope.plots.head_matrices import plot_small_matrices
+from headscope.plots.selector import describe_choices
 from headscope.rendering.blocks import Card, Chart, ChartGroup, RenderContext, Term
 from headscope.rendering.effect_cards import effects_card
 from headscope.rendering.explorer_blocks import query_link
 from headscope.rendering.text import head_mask
 from headscope.results.words import sentence
-from headscope.runs.aggregation import plain_types
 from headscope.runs.column_metadata import capitalise
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
 from probes.patching import PROBE, plots
 from probes.patching.analysis import (
     STATISTICS,
-    entry_effects,
-    layer_position_effects,
     layer_sweeps,
     pair_sweeps,
     parts_of_sweep,
-    position_effects,
     span_sweeps,
     sweeps,
 )
 from probes.patching.entry_plots import MAX_ENTRY_HEADS, plot_entries
 from probes.patching.labels import describe_sweep
-from probes.patching.layer_plots import plot_layer_positions, plot_layers
+from probes.patching.layer_plots import plot_layers
 from probes.patching.layer_results import layer_sweep_results
 from probes.patching.pairs import patch_tables
+from probes.patching.position_maps import PositionMap, entry_maps, layer_maps, unit_maps
+from probes.patching.position_plots import pairs_in_menu, plot_positions
+from probes.patching.position_results import map_result
 from probes.patching.questions import EFFECT
 from probes.patching.results import sweep_details, unit_results
-from probes.patching.schema import ACTIVATION_LABELS, PATCHING, PATCHING_ENTRIES, PATCHING_LAYERS, PATCHING_TOKENS
+from probes.patching.schema import ACTIVATION_LABELS, PATCHING, PATCHING_ENTRIES, PATCHING_LAYERS
 
 GLOSSARY = (
     Term(
@@ -73,8 +74,8 @@ MATRIX_CAPTION = (
     f"the activation comes from; blue: away from it. {ESTIMATE_MARK}: estimated."
 )
 POSITION_CAPTION = (
-    "Effect of patching one position at a time, for the heads of largest effect. Tokens are those of the clean prompt, "
-    "with the token of the corrupted prompt after | where it differs."
+    "Effect of patching one position at a time, for the heads of largest effect in any pair. Tokens are those of the "
+    "clean prompt, with the token of the corrupted prompt after | where it differs."
 )
 PAIR_CAPTION = (
     "Effect in one prompt pair, or mean over the pairs of one group, for the heads of largest effect in any of them. "
@@ -89,9 +90,10 @@ LAYER_POSITION_CAPTION = (
     "corrupted prompt after | where it differs."
 )
 ENTRY_CAPTION = (
-    f"Effect of patching one entry of a head's attention pattern: the weight of one query token (destination) on one "
-    f"key token (source), without normalising its row again. At most {MAX_ENTRY_HEADS} heads, those of largest effect. "
-    "Tokens are those of the clean prompt, with the token of the corrupted prompt after | where it differs."
+    "Effect of patching one entry of a head's attention pattern. An entry is the weight of one query token "
+    "(destination) on one key token (source); its row is not normalised again. At most "
+    f"{MAX_ENTRY_HEADS} heads, of largest effect in any pair. Tokens are those of the clean prompt, with the token of "
+    "the corrupted prompt after | where it differs."
 )
 LAYER_CAPTION = (
     "Mean over pairs of the share of the metric's difference that the patch of one layer moves. Error bars: confidence "
@@ -178,20 +180,15 @@ def _sweep_charts(run: Run, effects: Effects) -> Iterator[Chart]:
         yield Chart(plots.plot_parts(effects, pairs, "subset"), PAIR_CAPTION, half_width=True)
     if spans := parts_of_sweep(run.derived(span_sweeps), effects):
         yield Chart(plots.plot_parts(effects, spans, "span"), SPAN_CAPTION, half_width=True)
-    if PATCHING_TOKENS.name not in run.tables:
-        return
-    tokens = plain_types(run.table(PATCHING_TOKENS.name))
-    tokens = tokens[(tokens["model"] == effects.model) & (tokens["prompts"] == effects.key["prompts"])]
-    for pair in [name for name in tokens["pair"].unique() if name in effects.values.columns][:1]:
-        rows = position_effects(run, effects, pair)
-        if len(rows):
-            yield Chart(plots.plot_positions(effects, pair, rows, tokens[tokens["pair"] == pair]), POSITION_CAPTION)
+    for position_map in run.derived(unit_maps):
+        if position_map.key.items() <= effects.key.items():
+            yield _map_chart(position_map, plot_positions(position_map), POSITION_CAPTION)
 
 
 def _layer_charts(context: RenderContext) -> Iterator[Chart]:
-    """Layer x position of the first pair of each set, and the mean effect of each layer."""
-    for rows, tokens in _effects_with_tokens(context, layer_position_effects(context.run)):
-        yield Chart(plot_layer_positions(rows, tokens), LAYER_POSITION_CAPTION)
+    """Layer x position of the pairs of each set, and the mean effect of each layer."""
+    for position_map in _maps_of_model(context, layer_maps):
+        yield _map_chart(position_map, plot_positions(position_map), LAYER_POSITION_CAPTION)
     for effects in context.run.derived(layer_sweeps):
         if effects.model == context.selected_model:
             texts = [sentence(result) for result in layer_sweep_results(effects)]
@@ -199,20 +196,19 @@ def _layer_charts(context: RenderContext) -> Iterator[Chart]:
 
 
 def _entry_charts(context: RenderContext) -> Iterator[Chart]:
-    """Destination x source of the first pair of each set, for the heads of largest effect."""
-    for rows, tokens in _effects_with_tokens(context, entry_effects(context.run)):
-        yield Chart(plot_entries(rows, tokens), ENTRY_CAPTION)
+    """Destination x source of the pairs of each set, for the heads of largest effect."""
+    for position_map in _maps_of_model(context, entry_maps):
+        yield _map_chart(position_map, plot_entries(position_map), ENTRY_CAPTION)
 
 
-def _effects_with_tokens(
-    context: RenderContext, blocks: Iterable[pd.DataFrame]
-) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
-    """The blocks of the selected model, each of one pair, and the tokens of that pair."""
-    for rows in blocks:
-        first = rows.iloc[0]
-        if first["model"] == context.selected_model and PATCHING_TOKENS.name in context.run.tables:
-            tokens = plain_types(context.run.table(PATCHING_TOKENS.name))
-            yield rows, rows_of_sweep(tokens, {name: first[name] for name in ("model", "prompts", "pair")})
+def _maps_of_model(context: RenderContext, maps: Callable[[Run], Sequence[PositionMap]]) -> Iterator[PositionMap]:
+    return (one for one in context.run.derived(maps) if one.key["model"] == context.selected_model)
+
+
+def _map_chart(position_map: PositionMap, figure: go.Figure, caption: str) -> Chart:
+    """The map of every pair, of which a menu selects one."""
+    menu = describe_choices(len(pairs_in_menu(position_map)), len(position_map.pairs), "pairs")
+    return Chart(figure, f"{caption}{menu} {sentence(map_result(position_map))}")
 
 
 def _model_charts(context: RenderContext) -> Iterator[Chart]:

@@ -19,6 +19,7 @@ from probes.patching.analysis import layer_sweeps, pair_sweeps, set_sweeps, span
 from probes.patching.layer_results import layer_results
 from probes.patching.model_changes import model_results
 from probes.patching.pairs import pair_metrics, pair_results, pairs_usable_in_all_models, patch_tables
+from probes.patching.position_results import position_results
 from probes.patching.schema import ACTIVATION_LABELS, PATCHING
 
 NEXT_UNITS = 2
@@ -32,6 +33,7 @@ def results(run: Run) -> Iterator[Result]:
     yield from pair_results(run, "patching")
     if not run.derived(pairs_usable_in_all_models).size:
         yield Result(question="patching.no_effects")
+    yield from position_results(run)
     for effects in run.derived(pair_sweeps):
         yield _pair_result(run, effects)
     for effects in run.derived(sweeps):

@@ -13,7 +13,8 @@ from headscope.plots import style
 from headscope.plots.colour_range import symmetric_colorbar, symmetric_limit
 from headscope.rendering.blocks import Chart
 from headscope.rendering.explorer_blocks import query_link
-from headscope.rendering.token_spans import to_display_line
+from headscope.rendering.token_axis import MAX_PANEL_TOKEN_LABELS, escape_token_label
+from headscope.rendering.token_spans import to_display_line, token_labels
 from headscope.runs.arrow import decode_map
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
@@ -176,24 +177,32 @@ def _add_heat_map(
 
 
 def _label_axes(figure: go.Figure, run: RunTables, maps: Sequence[AttentionMap], panel_count: int) -> None:
-    """Tick labels as annotations: the ticks themselves hold the text of each block, for its hover label."""
+    """Name the tokens of a short prompt; label a longer text by some positions.
+
+    Those labels are annotations: the ticks themselves hold the text of each block, for its hover label.
+    """
     pooled_map = maps[0]
+    is_short = pooled_map.length <= MAX_PANEL_TOKEN_LABELS
     centers = ((pooled_map.first_tokens + pooled_map.last_tokens) / 2).tolist()
-    axis = {"tickvals": centers, "ticktext": _block_texts(run, pooled_map), "ticks": ""}
-    axis |= {"showticklabels": False, "showgrid": False, "constrain": "domain"}
+    texts = _block_texts(run, pooled_map)
+    axis = {"tickvals": centers, "ticktext": texts, "ticks": "", "showgrid": False, "constrain": "domain"}
+    x_labels = style.turned_labels(texts, MAX_PANEL_TOKEN_LABELS) if is_short else {}
+    y_labels = {"tickfont": {"size": 11}} if is_short else {}
     ends = [-0.5, pooled_map.length - 0.5]
-    positions = np.linspace(0, pooled_map.length - 1, TICKS + 1).round().astype(int).tolist()
+    positions = [] if is_short else np.linspace(0, pooled_map.length - 1, TICKS + 1).round().astype(int).tolist()
     label = {"showarrow": False, "font": {"size": 11, "color": style.TEXT_COLOUR}, "name": "tick"}
     axes: dict[str, object] = {}
     ticks: list[dict[str, object]] = []
     for index in range(panel_count):
         number = "" if index == 0 else index + 1
         is_lowest, is_leftmost = index + 3 >= panel_count, index % 3 == 0
-        x_title = {"text": "key token" if is_lowest else None, "standoff": 22}
-        y_title = {"text": "query token" if is_leftmost else None, "standoff": 40}
+        x_title = {"text": "key token" if is_lowest else None, "standoff": 8 if is_short else 22}
+        y_title = {"text": "query token" if is_leftmost else None, "standoff": 8 if is_short else 40}
         x_axis, y_axis = (figure.layout[f"{letter}axis{number}"].to_plotly_json() for letter in "xy")
-        axes[f"xaxis{number}"] = {**x_axis, **axis, "range": ends, "title": x_title}
-        axes[f"yaxis{number}"] = {**y_axis, **axis, "range": ends[::-1], "title": y_title, "scaleanchor": f"x{number}"}
+        x_axis |= {**axis, **x_labels, "showticklabels": is_short and is_lowest, "range": ends, "title": x_title}
+        y_axis |= {**axis, **y_labels, "showticklabels": is_short and is_leftmost, "range": ends[::-1]}
+        axes[f"xaxis{number}"] = x_axis
+        axes[f"yaxis{number}"] = y_axis | {"title": y_title, "scaleanchor": f"x{number}"}
         for position in positions:
             if is_lowest:
                 place = {"x": position, "y": 0, "xref": f"x{number}", "yref": f"y{number} domain", "yanchor": "top"}
@@ -208,6 +217,8 @@ def _label_axes(figure: go.Figure, run: RunTables, maps: Sequence[AttentionMap],
 def _block_texts(run: RunTables, pooled_map: AttentionMap) -> list[str]:
     """The tokens of each block: their positions and the first of them as text."""
     text = document_text(run, pooled_map.model, pooled_map.doc).token_texts
+    if pooled_map.length == len(pooled_map.weights):
+        return [*map(escape_token_label, token_labels(range(pooled_map.length), text[: pooled_map.length]))]
     labels = []
     for first, last in zip(pooled_map.first_tokens.tolist(), pooled_map.last_tokens.tolist(), strict=True):
         span = f"{first:,}–{last:,}" if last > first else f"{first:,}"

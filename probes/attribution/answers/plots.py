@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import style
 from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
-from headscope.rendering.text import to_visible_line
+from headscope.rendering.token_axis import MAX_PANEL_TOKEN_LABELS, token_axis, token_hover
+from headscope.rendering.token_spans import token_labels
 from headscope.runs.aggregation import confidence_interval
 from probes.attribution.answers.analysis import END, START, accumulated, by_stage, stage_name
 
@@ -58,39 +60,47 @@ def plot_components(parts: pd.DataFrame, model: str, prompts: str) -> go.Figure:
     return style.fit_legend(figure.update_layout(barmode="group"))
 
 
-def plot_rows(parts: pd.DataFrame, tokens: pd.DataFrame, title: str) -> go.Figure:
-    """Heatmap of the answer's logit in the residual stream of one prompt: row by layer, after the MLP of each.
+def row_grid(parts: pd.DataFrame) -> pd.DataFrame:
+    """The answer's logit in the residual stream of one prompt, by layer, after its MLP, and position.
 
-    `parts` are all rows of the prompt with their stages; `tokens` its rows of `attribution_answer_tokens`.
+    `parts` are all rows of the prompt with their stages.
     """
     table = accumulated(parts, "position")
     last_stages = {_layer_name(stage): stage for stage in table.index}  # the last stage of each layer
-    grid = table.loc[[*last_stages.values()]].to_numpy()
-    limit = symmetric_limit(grid, 1e-3)
-    figure = style.new_figure(title, int(np.clip(170 + 16 * len(grid), 300, 760)))
+    return table.loc[[*last_stages.values()]].set_axis([*last_stages])
+
+
+def plot_rows(grid: pd.DataFrame, tokens: pd.DataFrame, title: str, cells: npt.ArrayLike) -> go.Figure:
+    """Heatmap of a grid of `row_grid`; `tokens` are the prompt's rows of `attribution_answer_tokens`.
+
+    `cells` are the values that set the colour scale, of all grids that share it.
+    """
+    limit = symmetric_limit(cells, 1e-3)
+    labels = _token_labels(tokens)
+    texts, place = token_hover(labels, len(grid))
+    figure = style.new_figure(title, int(np.clip(200 + 16 * len(grid), 330, 790)))
     figure.add_heatmap(
         x=list(range(grid.shape[1])),
         y=list(range(len(grid))),
-        z=grid,
+        z=grid.to_numpy(np.float32),
         zmin=-limit,
         zmax=limit,
         zmid=0,
         colorscale=style.DIVERGING_SCALE,
-        colorbar={"title": {"text": "logits"}} | symmetric_colorbar(grid, limit),
-        customdata=[[name] * grid.shape[1] for name in last_stages],
-        hovertemplate="after layer %{customdata}, position %{x}<br>%{z:+.3f} logits<extra></extra>",
+        colorbar={"title": {"text": "logits"}} | symmetric_colorbar(cells, limit),
+        customdata=[[name] * grid.shape[1] for name in grid.index],
+        hovertemplate=f"after layer %{{customdata}}, {place}<br>%{{z:+.3f}} logits<extra></extra>",
         xgap=1,
         ygap=1,
+        **texts,
     )
-    mark_clipped_cells(figure, grid, limit)
-    figure.update_xaxes(
-        tickvals=list(range(grid.shape[1])), ticktext=_token_labels(tokens), tickangle=-60, showgrid=False
-    )
+    mark_clipped_cells(figure, grid.to_numpy(), limit)
+    figure.update_xaxes(showgrid=False, **token_axis(tokens["position"].sort_values(), labels))
     step = max(1, len(grid) // 16)
     figure.update_yaxes(
         title_text="layer",
         tickvals=list(range(0, len(grid), step)),
-        ticktext=[*last_stages][::step],
+        ticktext=[*grid.index][::step],
         showgrid=False,
     )
     return style.set_metadata(style.set_top_margin(figure), value="logits", x="position")
@@ -109,7 +119,7 @@ def plot_head_rows(rows: pd.DataFrame, tokens: pd.DataFrame, title: str) -> go.F
             marker_color=model_style.colour,
             hovertemplate=hover,
         )
-    figure.update_xaxes(tickvals=tokens["position"], ticktext=_token_labels(tokens), tickangle=-60)
+    figure.update_xaxes(token_axis(tokens["position"].sort_values(), _token_labels(tokens), MAX_PANEL_TOKEN_LABELS))
     figure.update_yaxes(title_text="contribution (logits)")
     return style.fit_legend(figure)
 
@@ -126,4 +136,5 @@ def _layer_name(stage: int) -> str:
 
 
 def _token_labels(tokens: pd.DataFrame) -> list[str]:
-    return [style.escape_label(to_visible_line(text), 20) for text in tokens.sort_values("position")["token"]]
+    tokens = tokens.sort_values("position")
+    return token_labels(tokens["position"], tokens["token"])

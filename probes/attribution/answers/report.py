@@ -1,10 +1,13 @@
 """Charts of the attribution of answers."""
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from headscope.plots import head_matrices, style
+from headscope.plots.selector import combine_figures, describe_choices, first_choices
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext
 from headscope.rendering.statistic_charts import comparison_chart
 from headscope.rendering.text import describe_extremes, to_visible_line
@@ -39,18 +42,22 @@ def charts(context: RenderContext, chapter: str) -> Iterator[ChartGroup]:
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
-    """What one head adds in every row of the first prompt."""
+    """What one head adds in every row of the prompts of the first set, with a menu of prompts."""
     if ANSWER_HEADS.name not in run.tables:
         return
     rows = run.rows(ANSWER_HEADS.name, model=tuple(default_models_with(run, model)), layer=layer, head=head)
     if rows.empty:
         return
-    prompts, pair = rows["prompts"].iloc[0], rows["pair"].iloc[0]
-    chosen = rows[(rows["prompts"] == prompts) & (rows["pair"] == pair)]
-    tokens = _tokens(run, str(chosen["model"].iloc[0]), prompts, pair)
-    title = f"Direct contribution of L{layer}H{head} to {_answer_text(tokens)}, {style.escape_label(pair)}"
+    prompts = rows["prompts"].iloc[0]
+    groups: Any = rows[rows["prompts"] == prompts].groupby("pair", sort=False, observed=True)
+    pairs: dict[str, pd.DataFrame] = dict(iter(groups))
+    figures = {}
+    for pair in first_choices({pair: len(of_pair) for pair, of_pair in pairs.items()}):
+        tokens = _tokens(run, str(rows["model"].iloc[0]), prompts, pair)
+        title = f"Direct contribution of L{layer}H{head} to {_answer_text(tokens)}, {style.escape_label(pair)}"
+        figures[pair] = plots.plot_head_rows(pairs[pair], tokens, title)
     caption = "Every row of the prompt; the last one predicts the answer."
-    yield Chart(plots.plot_head_rows(chosen, tokens, title), caption, half_width=True)
+    yield Chart(combine_figures(figures, "prompt"), caption, half_width=True)
 
 
 def _stream_charts(context: RenderContext) -> Iterator[Chart]:
@@ -61,14 +68,24 @@ def _stream_charts(context: RenderContext) -> Iterator[Chart]:
         yield Chart(plots.plot_accumulated(of_set, prompts), STREAM_CAPTION)
         for model, rows in of_set.items():
             yield Chart(plots.plot_components(rows, model, prompts), COMPONENT_CAPTION, half_width=True)
-            yield _row_chart(context.run, model, prompts, rows["pair"].iloc[0])
+            yield _row_chart(context.run, model, prompts)
 
 
-def _row_chart(run: Run, model: str, prompts: str, pair: str) -> Chart:
-    parts = plain_types(run.rows(ANSWER_PARTS.name, model=model, prompts=prompts, pair=pair))
-    tokens = _tokens(run, model, prompts, pair)
-    title = f"{_answer_text(tokens)} by layer and row, {style.escape_label(pair)}: {style.escape_label(model)}"
-    return Chart(plots.plot_rows(add_stages(parts), tokens, title), ROW_CAPTION, half_width=True)
+def _row_chart(run: Run, model: str, prompts: str) -> Chart:
+    """Layer x row of the prompts of a set, with a menu of prompts."""
+    parts = add_stages(plain_types(run.rows(ANSWER_PARTS.name, model=model, prompts=prompts)))
+    groups: Any = parts.groupby("pair", sort=False)
+    pairs: dict[str, pd.DataFrame] = dict(iter(groups))
+    shown = first_choices({pair: len(rows) for pair, rows in pairs.items()})
+    grids = {pair: plots.row_grid(pairs[pair]) for pair in shown}
+    cells = np.concatenate([grid.to_numpy().ravel() for grid in grids.values()])
+    figures = {}
+    for pair, grid in grids.items():
+        tokens = _tokens(run, model, prompts, pair)
+        title = f"{_answer_text(tokens)} by layer and row, {style.escape_label(pair)}: {style.escape_label(model)}"
+        figures[pair] = plots.plot_rows(grid, tokens, title, cells)
+    menu = describe_choices(len(shown), len(pairs), "prompts")
+    return Chart(combine_figures(figures, "prompt"), ROW_CAPTION + menu, half_width=True)
 
 
 def _head_charts(context: RenderContext) -> Iterator[Chart]:
