@@ -17,10 +17,10 @@ from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from torch import Tensor
 
 import headscope as hs
+from headscope.effects.controls import random_controls
 from headscope.errors import BadInput, InputChanged, Interrupted
 from headscope.heads import HeadSet
 from headscope.interventions.ablation import REFERENCE_TOKENS
-from headscope.interventions.heads import random_heads
 from headscope.interventions.replay import Replay
 from headscope.model_identity import WeightDigests
 from headscope.models.loading import load_tokenizer
@@ -88,6 +88,12 @@ def test_a_head_set_of_other_weights_is_refused_as_in_ablated(folder: Path, tmp_
         run_study(folder, tmp_path, prompt=PROMPT, answer=ANSWER, heads=heads)
 
 
+def named_or_random(draw: int) -> list[tuple[int, int]]:
+    """The heads L0H1, L2H0 and L2H3, or the random control of a draw for the first prompt."""
+    named, heads = [(0, 1), (2, 0), (2, 3)], [(layer, head) for layer in range(4) for head in range(4)]
+    return random_controls(named, heads, [[0, 0, draw]])[0] if draw else named
+
+
 def test_rows_equal_passes_with_the_heads_ablated_alone_and_together(folder: Path, tmp_path: Path) -> None:
     heads = ["L0H1", "L2H3", "L2H0"]
     section = {"prompt": PROMPT, "answer": ANSWER, "heads": heads, "kinds": ["zero", "mean", "streaming:0+1"]}
@@ -104,9 +110,7 @@ def test_rows_equal_passes_with_the_heads_ablated_alone_and_together(folder: Pat
     assert {*sets["draw"]} == {*range(6)}
     for row in sets.to_dict("records"):
         assert row["size"] == 3
-        generator = np.random.default_rng([0, 0, row["draw"]])
-        drawn = random_heads({0: [1], 2: [0, 3]}, [4] * 4, generator) if row["draw"] else {0: [1], 2: [0, 3]}
-        expected = answer_log_probability(model, drawn, row["kind"], text)
+        expected = answer_log_probability(model, named_or_random(row["draw"]), row["kind"], text)
         assert row["metric_after"] == pytest.approx(expected, abs=1e-5)
 
 
@@ -135,9 +139,7 @@ def test_named_heads_and_their_controls_are_ablated_in_batches(
     model, text = hs.load(f"{folder}/tiny@yarn:factor=4", device="cpu"), f"file:{folder}/texts/*.txt"
     ids = torch.tensor([tokenizer()(PROMPT)["input_ids"]])
     for row in sets.to_dict("records"):
-        generator = np.random.default_rng([0, 0, row["draw"]])
-        heads = random_heads({0: [1], 2: [0, 3]}, [4] * 4, generator) if row["draw"] else {0: [1], 2: [0, 3]}
-        kind = row["kind"].partition(POSITIONS_MARK)[0]
+        heads, kind = named_or_random(row["draw"]), row["kind"].partition(POSITIONS_MARK)[0]
         with torch.no_grad(), hs.attached(model), hs.ablated(model, heads, kind, text=text, positions="last"):
             logits = model.module(ids, use_cache=False).logits[0, -1]
         expected = float(logits.log_softmax(-1)[tokenizer()(ANSWER)["input_ids"][0]])
@@ -281,14 +283,6 @@ def test_named_heads_are_judged_against_random_heads_on_the_same_prompts(
     assert result.details["named_low"] < np.mean(named) < result.details["named_high"]
     assert_names(headline(result), verdict)
     assert (verdict == "inconclusive") == bool(what_decides(result))
-
-
-def test_random_heads_are_as_many_other_heads_of_the_same_layers() -> None:
-    for seed in range(20):
-        drawn = random_heads({1: [0, 2], 3: [2]}, [4] * 4, np.random.default_rng(seed))
-        assert drawn[1] == [1, 3]
-        assert len(drawn[3]) == 1
-        assert 2 not in drawn[3]
 
 
 def test_sets_of_older_runs_have_no_control() -> None:

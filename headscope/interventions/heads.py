@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from headscope.errors import BadInput
 from headscope.heads import Head, HeadSet, format_head, parse_head
 from headscope.model_identity import AcceptedWeights, refuse_other_weights
@@ -41,20 +39,6 @@ def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:
 def layer_heads(model: Model, heads: Heads) -> tuple[LayerHead, ...]:
     """The heads of `heads_by_layer` as pairs."""
     return tuple((layer, head) for layer, members in heads_by_layer(model, heads).items() for head in members)
-
-
-def random_heads(
-    by_layer: Mapping[int, Sequence[int]], head_counts: Sequence[int], generator: np.random.Generator
-) -> dict[int, list[int]]:
-    """As many random other heads of each layer as `by_layer` names there.
-
-    Keys are indices of attention layers, which have `head_counts` heads each, at least twice as many as are named.
-    """
-    random_by_layer = {}
-    for layer, members in by_layer.items():
-        order = generator.permutation(head_counts[layer])
-        random_by_layer[layer] = sorted(map(int, order[~np.isin(order, members)][: len(members)]))
-    return random_by_layer
 
 
 def describe_heads(model: Model, heads: Sequence[LayerHead]) -> str:

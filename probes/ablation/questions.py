@@ -58,7 +58,7 @@ QUESTIONS = (
     Question(
         name="ablation.set",
         sentence=f"{_SWEEP}: with all {{size:n named heads}} ablated together, the {{label}} changes by {{value}} "
-        "({label_unit}), from {before:.2f} to {after:.2f}",
+        "({label_unit}), from {before:.2f} to {after:.2f}[; {control}]",
         number="+.3g",
         samples="prompts",
     ),

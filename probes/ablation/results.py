@@ -32,8 +32,9 @@ def results(run: Run) -> Iterator[Result]:
     if ABLATION_SETS.name in run.tables:
         controls = {tuple(control.key.values()): control for control in run.derived(set_sweeps, True)}
         for effects in run.derived(set_sweeps):
-            yield _set_result(run, effects)
-            if control := controls.get(tuple(effects.key.values())):
+            control = controls.get(tuple(effects.key.values()))
+            yield _set_result(run, effects, has_control=control is not None)
+            if control is not None:
                 yield _control_result(effects, control)
     for effects in run.derived(sweeps):
         yield from sweep_results(effects, "ablation", "heads", _details(effects))
@@ -54,11 +55,14 @@ def _answered_results(run: Run) -> Iterator[Result]:
             yield answered_result("ablation.answered", criterion, is_answered, unanswered, doubt, **fields)
 
 
-def _set_result(run: Run, effects: Effects) -> Result:
+def _set_result(run: Run, effects: Effects, has_control: bool) -> Result:
     """The effect of ablating all named heads together."""
     rows, unit = rows_of_sweep(with_change(run.table(ABLATION_SETS.name)), effects.key), effects.units.iloc[0]
     rows = rows[rows["draw"] == 0]
-    details = {"size": int(unit["size"]), "before": rows["metric_before"].mean(), "after": rows["metric_after"].mean()}
+    details: dict[str, Any] = {"size": int(unit["size"])}
+    details |= {"before": rows["metric_before"].mean(), "after": rows["metric_after"].mean()}
+    if not has_control:
+        details["control"] = "these heads have no random control"
     return unit_result(effects, unit, "ablation.set", details=_details(effects) | details)
 
 

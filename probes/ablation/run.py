@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 
 from headscope.attention.edits import TokenSet
+from headscope.effects.controls import missing_control, random_controls
 from headscope.errors import BadInput
 from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads
 from headscope.heads import HeadSet
 from headscope.interventions.ablation import reference_outputs
 from headscope.interventions.answer_runs import AnswerRuns
 from headscope.interventions.edits import Edit
-from headscope.interventions.heads import LayerHead, heads_by_layer, random_heads
+from headscope.interventions.heads import ALL_HEADS, LayerHead, heads_by_layer
 from headscope.interventions.kinds import Replace, targets_of
 from headscope.model_identity import refuse_other_weights
 from headscope.positions.attach import attached
@@ -95,7 +96,7 @@ class AblationRunner:
                 runs = [[self._edit(edit, [place], pair)] for place in _places(heads)]
                 share = cell.cost / (len(runs) * self._draw_count + 1)
                 singles.append(replay.values(runs, partial(self._advance, share)))
-                together.append(replay.values([[self._edit(edit, _places(one), pair)] for one in head_sets]))
+                together.append(replay.values([[self._edit(edit, places, pair)] for places in head_sets]))
             single_heads += [
                 {"kind": self._stored_kind(kind), **unit, "metric_after": value}
                 for unit, value in zip(units, np.mean(singles, axis=0), strict=True)
@@ -126,23 +127,18 @@ class AblationRunner:
             tokens = TokenSet(tuple(sorted(chosen)))
         return Edit(kind, tuple(places), targets_of(kind), tokens)
 
-    def _head_sets(self, heads: Mapping[int, list[int]], model: Model, index: int) -> list[Mapping[int, list[int]]]:
+    def _head_sets(self, heads: Mapping[int, list[int]], model: Model, index: int) -> list[list[LayerHead]]:
         """The named heads, then random sets of as many other heads of the same layers, if every layer has so many."""
         if not self._are_heads_named:
             return []
-        layer_heads = model.geometry.layer_heads
-        if any(2 * len(members) > layer_heads[layer] for layer, members in heads.items()):
-            if index == 0:
-                log.warning(
-                    "ablation of %d named heads has no random control: they are more than half of the heads of a "
-                    "layer. Name fewer heads of each layer",
-                    sum(map(len, heads.values())),
-                )
-            return [heads]
-        generators = (
-            np.random.default_rng([self.context.seed, index, draw]) for draw in range(1, self.options.random_sets + 1)
-        )
-        return [heads, *(random_heads(heads, layer_heads, generator) for generator in generators)]
+        named, candidates = _places(heads), _places(heads_by_layer(model, ALL_HEADS))
+        seeds = [[self.context.seed, index, draw] for draw in range(1, self.options.random_sets + 1)]
+        if seeds and index == 0 and (reason := missing_control(named, candidates, model.geometry.layer_numbers)):
+            log.warning(
+                "ablation of %d named heads has no random control: %s. Name fewer heads of each layer",
+                *(len(named), reason),
+            )
+        return [named, *random_controls(named, candidates, seeds)]
 
     @property
     def _are_heads_named(self) -> bool:

@@ -206,9 +206,9 @@ def _sweep_charts(context: RenderContext, effects: Effects) -> Iterator[Chart]:
     if len(sets := ranked_sets(run, effects.key)):
         yield Chart(
             plots.plot_cumulative_effect(sets),
-            f"The top {nouns} by influence are changed together, or as many random ones of the same layers. At the "
-            f"last point, all {nouns} are changed. A steep start means that few matter; a steady rise means that many "
-            "act together.",
+            f"The top {nouns} by influence are changed together, or as many random others of the same layers, if every "
+            f"layer has so many. At the last point, all {nouns} are changed. A steep start means that few matter; a "
+            "steady rise means that many act together.",
             half_width=True,
         )
 

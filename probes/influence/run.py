@@ -6,6 +6,7 @@ estimates all units and evaluates the top ones and a few random ones. Sets of un
 head or many carry the effect.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ from probes.influence.gradient_estimate import CURVATURE_DRAWS
 from probes.influence.objective_texts import ObjectiveText, answer_grid, answer_texts, document_texts
 from probes.influence.schema import SET_TABLES, UNIT_COLUMNS, UNIT_TABLES, InfluenceOptions
 from probes.influence.sweep import NO_TARGET, ComponentKey, QKVEdit, Row, Sweep, TextReplay, plan_sweep, set_sizes
+
+log = logging.getLogger("headscope")
 
 
 def head_influence(
@@ -163,6 +166,9 @@ class InfluenceRunner:
                 key: _rank_units(sweep, stored, key, candidates)
                 for key, candidates in self._units_for_sets(sweep).items()
             }
+            if work.text_index == 0 and self.options.draws:
+                for reason in sweep.explain_missing_controls(ranked):
+                    log.warning("%s: %s. Larger sets have none either", cell.model, reason)
             return {sets: _rows_to_columns(keys, sweep.evaluate_ranked_sets(replay, ranked, self.options.draws, seed))}
 
     def scored_texts(self, label: str, objective: str, length: int) -> list[ObjectiveText]:

@@ -162,8 +162,8 @@ SET_COLUMNS = (
         "choice",
         "label",
         "",
-        "top: the heads or KV groups of largest influence over all documents; random: as many of the same layers; "
-        "set:NAME: the heads of a named set [ours]",
+        "top: the heads or KV groups of largest influence over all documents; random: as many others of the same "
+        "layers, absent if a layer has too few; set:NAME: the heads of a named set [ours]",
         None,
     ),
     key("size", "index16", "units", "number of heads or KV groups changed together", 1),

@@ -2,7 +2,7 @@
 or sets of units together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headscope.ablation_names import MEAN_OF_TEXT
+from headscope.effects.controls import missing_control, random_controls
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.heads import parse_head
 from headscope.interventions.ablation import parse_ablation
@@ -80,18 +81,35 @@ class Sweep:
     def evaluate_ranked_sets(
         self, replay: "TextReplay", ranked_units: Mapping[ComponentKey, list[Unit]], draws: int, seed: int
     ) -> Iterator[Row]:
-        """Change the first 1, 2, 4, ..., all ranked units together, and as many random units of the same layers.
+        """Change the first 1, 2, 4, ..., all ranked units together, and as many random others of the same layers.
 
-        For bands of pairs, only all units together.
+        A set without enough others in a layer has no random sets. For bands of pairs, only all units together.
         """
         sets: list[UnitSet] = []
         for number, (key, units) in enumerate(ranked_units.items()):
             for size in set_sizes(key, len(units)):
                 sets.append(UnitSet(key, "top", units[:size]))
-                for draw in range(draws if size < len(units) else 0):
-                    rng = np.random.default_rng([seed, number, size, draw])
-                    sets.append(UnitSet(key, "random", random_units_by_layer(units[:size], units, rng), draw))
+                if size < len(units):
+                    seeds = [[seed, number, size, draw] for draw in range(draws)]
+                    controls = random_controls([*map(astuple, units[:size])], [*map(astuple, units)], seeds)
+                    sets += [
+                        UnitSet(key, "random", [Unit(*unit) for unit in control], draw)
+                        for draw, control in enumerate(controls)
+                    ]
         return self._evaluate_sets(replay, sets)
+
+    def explain_missing_controls(self, ranked_units: Mapping[ComponentKey, list[Unit]]) -> Iterator[str]:
+        """A sentence for each component on its smallest set that has no random control: larger ones have none either.
+
+        The set of all units never has one.
+        """
+        for key, units in ranked_units.items():
+            candidates, numbers = [*map(astuple, units)], self.model.geometry.layer_numbers
+            for size in set_sizes(key, len(units))[:-1]:
+                if reason := missing_control(candidates[:size], candidates, numbers):
+                    noun = "KV groups" if units[0].head == WHOLE_GROUP else "heads"
+                    yield f"the top {size} {noun} by influence ({key[0]}) have no random control: {reason}"
+                    break
 
     def evaluate_named_sets(self, replay: "TextReplay") -> Iterator[Row]:
         """Change the heads of each named set together."""
@@ -304,18 +322,6 @@ def _list_units(model: Model, component: str, intervention: Any, unit: str) -> l
     if not isinstance(intervention, PairUnrotation | PairZeroAblation):
         return units
     return [unit for unit in units if bool(intervention.pairs[unit.layer].any())]
-
-
-def random_units_by_layer(
-    selected_units: Sequence[Unit], units: Sequence[Unit], rng: np.random.Generator
-) -> list[Unit]:
-    """As many random units of each layer as `selected_units` has there."""
-    sample: list[Unit] = []
-    for layer in sorted({unit.layer for unit in selected_units}):
-        candidates = sorted(unit for unit in units if unit.layer == layer)
-        count = sum(unit.layer == layer for unit in selected_units)
-        sample += [candidates[index] for index in rng.permutation(len(candidates))[:count]]
-    return sample
 
 
 def set_sizes(key: ComponentKey, count: int) -> list[int]:

@@ -6,12 +6,14 @@ Each half of the needles is tested with heads ranked on the other half [ours], o
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from headscope.attention.record import Geometry
+from headscope.effects.controls import missing_control, random_controls
+from headscope.heads import Head
 from headscope.interventions.edits import edit_units, edited
 from headscope.interventions.units import Unit, head_unit
 from headscope.positions.model import Model
@@ -39,24 +41,30 @@ def needle_half(needle_index: int) -> int:
 
 
 def select_heads(ranking: pd.DataFrame, work: AblationWork, seed: int) -> pd.DataFrame:
-    """The heads of a set: rows of `ranking`, which has every head in descending order of score."""
-    top = ranking.head(work.size)
+    """The heads of a set: rows of `ranking`, which has every head in descending order of score.
+
+    No rows for a random set if the top heads have no control.
+    """
     if work.draw == 0:
-        return top
-    rng = np.random.default_rng([seed, work.half, work.size, work.draw])
-    sample = []
-    for layer, count in top.groupby("layer").size().items():
-        layer_heads = ranking[ranking["layer"] == layer].sort_values("head")
-        is_top = layer_heads.index.isin(top.index)
-        preferred, rest = (layer_heads.index[mask][rng.permutation(int(mask.sum()))] for mask in (~is_top, is_top))
-        sample += [*preferred, *rest][:count]
-    return ranking.loc[sorted(sample)]
+        return ranking.head(work.size)
+    heads = _ranked_heads(ranking)
+    controls = random_controls(heads[: work.size], heads, [[seed, work.half, work.size, work.draw]])
+    return ranking[[head in chain(*controls) for head in heads]]
+
+
+def explain_missing_control(ranking: pd.DataFrame, size: int) -> str:
+    """Why the top heads of a ranking have no random control; empty if they have one."""
+    heads = _ranked_heads(ranking)
+    return missing_control(heads[:size], heads)
+
+
+def _ranked_heads(ranking: pd.DataFrame) -> list[Head]:
+    return [*ranking[HEAD_COLUMNS].itertuples(index=False, name=None)]
 
 
 def heads_to_units(heads: pd.DataFrame, geometry: Geometry) -> list[Unit]:
     """The heads of a table as units; `layer` is the layer number."""
-    rows = heads[HEAD_COLUMNS].itertuples(index=False, name=None)
-    return [head_unit(geometry, geometry.layer_numbers.index(layer), int(head)) for layer, head in rows]
+    return [head_unit(geometry, geometry.layer_numbers.index(layer), head) for layer, head in _ranked_heads(heads)]
 
 
 @contextmanager

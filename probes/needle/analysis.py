@@ -160,8 +160,9 @@ def detector_agreement(heads: pd.DataFrame) -> pd.DataFrame:
 def ablation_sweeps(run: RunTables) -> list[Effects]:
     """The success of every trial by model, mode and kind of ablation (the intervention).
 
-    A unit is `heads`, "top" or "random" (of the same layers, mean over draws), and `size`, the number of ablated heads;
-    0 for the unchanged model, which counts as both. Their intervals are over trials, for the sets that were drawn.
+    A unit is `heads`, "top" or "random" (of the same layers, mean over draws; absent without a control), and `size`,
+    the number of ablated heads; 0 for the unchanged model, which counts as both. Their intervals are over trials, for
+    the sets that were drawn.
     """
     rows = _ablation_rows(run)
     needles = rows[[*ABLATION_SWEEP.keys, "heads", "needle"]].drop_duplicates()
@@ -180,8 +181,11 @@ def ablation_curves(run: Run) -> pd.DataFrame:
 
 
 def _ablation_rows(run: RunTables) -> pd.DataFrame:
+    """Trials with ablated heads. A size whose top heads have no control in one half of the needles has none."""
     rows = plain_types(run.table("needle_ablation")).rename(columns={"ablation": "intervention"})
-    return rows.assign(heads=np.where(rows["draw"] == 0, "top", "random"))
+    sizes = [*ABLATION_SWEEP.keys, "size"]
+    tested, of_size = (rows.groupby(keys)["needle"].transform("nunique") for keys in ([*sizes, "draw"], sizes))
+    return rows.assign(heads=np.where(rows["draw"] == 0, "top", "random"))[tested == of_size]
 
 
 def half_width_over_draws(run: RunTables, key: Mapping[str, Any], size: int) -> tuple[int, float]:

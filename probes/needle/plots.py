@@ -69,6 +69,8 @@ def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
             name, style.CATEGORY_PALETTE[colour], style.LINE_DASHES[dash], style.MARKER_SYMBOLS[dash]
         )
         line = ablation_rows[ablation_rows["heads"] == heads].set_index("size").rename(columns={"effect": "mean"})
+        if line.empty:
+            continue
         line.index = pd.Index([sizes.index(size) for size in line.index])
         if heads == "random":
             thin_line = {

@@ -92,7 +92,7 @@ QUESTIONS = (
     Question(
         name="retrieval.ablated_success",
         sentence="Success rate of {model}[ with {variant}] with its top {size:n heads} ablated "
-        "({change}): {value}; without ablation {unchanged:percent}",
+        "({change}): {value}; without ablation {unchanged:percent}[; {control}]",
         number="percent",
         samples="trials",
     ),
@@ -120,9 +120,9 @@ QUESTIONS = (
         sentence="{model}: {unchanged:percent} of trials succeed without ablation, {top:percent} with the top "
         "{size:n heads} ablated, and {random:percent} with as many ablated at random (mean of {draws:n draws}), a "
         "difference of {value}",
-        criterion=f"at the largest tested number of heads up to {MAX_SUPPORTED_SIZE}, the whole interval of the "
-        "difference, over trials and draws of random heads, is above 0. Each half of the needles is tested with heads "
-        "ranked on the other half",
+        criterion=f"at the largest tested number of heads up to {MAX_SUPPORTED_SIZE} with a control, the whole "
+        "interval of the difference, over trials and draws of random heads, is above 0. Each half of the needles is "
+        "tested with heads ranked on the other half",
         number="points",
         value_unit="percentage points",
         samples="trials",

@@ -117,7 +117,8 @@ def _ablation_charts(context: RenderContext) -> Iterator[Chart]:
     curves = curves[curves["model"].isin(list(context.models))]
     caption = (
         "Each half of the needles is tested with heads ranked on the other half. Bands: 95 % confidence interval over "
-        "trials; thin lines: minimum and maximum over random sets."
+        "trials; thin lines: minimum and maximum over random sets. Top heads have no random set where a layer has too "
+        "few others."
     )
     for _, of_kind in curves.groupby([name for name in analysis.ABLATION_SWEEP.keys if name != "model"]):
         yield from model_panels(

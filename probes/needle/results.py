@@ -144,21 +144,23 @@ def _attribution_results(run: Run) -> Iterator[Result]:
 
 def ablation_results(run: Run) -> Iterator[Result]:
     """For each model, kind of needle and ablation: success with the top heads and with random heads ablated, their
-    difference, and the claim of Wu et al. 2024."""
+    difference, and the claim of Wu et al. 2024; the last three at sizes with a control."""
     for effects in run.derived(analysis.ablation_sweeps):
-        sizes = effects.units.loc[effects.units["size"] > 0, "size"]
+        sets = effects.units[effects.units["size"] > 0]
+        controlled_sizes = sets.loc[sets["heads"] == "random", "size"]
         for heads, name in (("top", "ablated_success"), ("random", "random_ablated_success")):
-            unit = _ablated(effects, heads, sizes.max())
-            fields = _ablation_fields(effects, sizes.max())
-            yield unit_result(effects, unit, f"retrieval.{name}", **fields)
-        yield _ablation_drop(run, "retrieval.ablation_drop", effects, sizes.max())
-        yield _ablation_claim(run, effects, sizes)
+            for size in sets.loc[sets["heads"] == heads, "size"].nlargest(1):
+                unit, fields = _ablated(effects, heads, size), _ablation_fields(effects, size)
+                yield unit_result(effects, unit, f"retrieval.{name}", **fields)
+        if len(controlled_sizes):
+            yield _ablation_drop(run, "retrieval.ablation_drop", effects, controlled_sizes.max())
+            yield _ablation_claim(run, effects, controlled_sizes)
 
 
 def _ablation_claim(run: Run, effects: Effects, sizes: pd.Series) -> Result:
     """The claim of Wu et al. 2024: retrieval depends on the top heads more than on random heads.
 
-    It is judged at the largest tested number of heads up to `MAX_SUPPORTED_SIZE`.
+    It is judged at the largest tested number of heads with a control up to `MAX_SUPPORTED_SIZE`.
     """
     allowed = sizes[sizes <= MAX_SUPPORTED_SIZE]
     size = sizes.min() if allowed.empty else allowed.max()
@@ -214,15 +216,18 @@ def _ablation_drop(run: Run, question: str, effects: Effects, size: int) -> Resu
 def _ablation_fields(effects: Effects, size: int) -> dict[str, Any]:
     """Conditions and details of the results at one number of ablated heads."""
     mode = effects.where["mode"]
-    details = {
+    details: dict[str, Any] = {
         "change": describe_ablation(effects.key["intervention"]),
         "variant": VARIANTS[mode],
         "needles": MODE_LABELS[mode],
         "unchanged": _ablated(effects, "top", 0)["effect"],
         "top": _ablated(effects, "top", size)["effect"],
-        "random": _ablated(effects, "random", size)["effect"],
         "unmeasured": f"set of at most {MAX_SUPPORTED_SIZE} heads",
     }
+    if ((effects.units["heads"] == "random") & (effects.units["size"] == size)).any():
+        details["random"] = _ablated(effects, "random", size)["effect"]
+    else:
+        details["control"] = "these heads have no random control: a layer has too few others"
     return {"where": {**effects.where, "size": int(size)}, "details": details}
 
 

@@ -215,13 +215,22 @@ class NeedleRunner:
         return TrialPrompt(self._prompts(label, trial), self._prepare(label)[1][trial.needle], trial.mode)
 
     def _ablation_rows(self, label: str, work: AblationWork, model: Model) -> Mapping[str, Rows]:
-        """Every trial of one half of the needles with a set of heads ablated; no rows if no successful trial ranks
-        heads."""
+        """Every trial of one half of the needles with a set of heads ablated.
+
+        No rows if no successful trial ranks heads, or for a random set if the top heads have no control.
+        """
         ranking = self._head_ranking(label, work)
         if ranking is None:
             log.warning("no successful trial ranks the heads of %s; its heads are not ablated", label)
             return {}
         heads = ablation.select_heads(ranking, work, self.context.seed)
+        if heads.empty:
+            if work.draw == 1:
+                log.warning(
+                    "%s, half %d of the needles: the top %d heads have no random control: %s. Use a smaller ablate_top",
+                    *(label, work.half, work.size, ablation.explain_missing_control(ranking, work.size)),
+                )
+            return {}
         units = ablation.heads_to_units(heads, model.geometry)
         prompters = self._prepare(label)[1]
         kind = self._ablations.kind(work.ablation, label, model)

@@ -79,7 +79,10 @@ class NeedleOptions(Options):
         description=f"ablation of heads; uniform as Wu et al. mask heads. {kinds_help(NOT_IN_GENERATION)}",
     )
     draws: int = Field(
-        5, ge=1, le=1000, description="random head sets per size, each with as many heads per layer as the top set"
+        5,
+        ge=1,
+        le=1000,
+        description="random head sets per size, each with as many other heads per layer as the top set",
     )
 
     @model_validator(mode="after")
@@ -332,8 +335,7 @@ ABLATION_KEYS = (
         "index16",
         "",
         "0: the top heads by score over the successful trials of the other half of the needles, or in the given file; "
-        "from 1: random heads, as "
-        "many in each layer, avoiding the top heads if possible [ours]",
+        "from 1: random heads, as many others in each layer; absent if a layer has too few [ours]",
     ),
 )
 
