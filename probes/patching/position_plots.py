@@ -54,7 +54,7 @@ def _plot_grid(position_map: PositionMap, pair: str, grid: pd.DataFrame, cells: 
         **ZERO_CENTRED_SCALE,
     )
     mark_clipped_cells(figure, grid.to_numpy(), limit)
-    figure.update_xaxes(showgrid=False, **token_axis(grid.columns, labels))
+    figure.update_xaxes(showgrid=False, **token_axis([int(position) for position in grid.columns], labels))
     if has_layers:
         figure.update_yaxes(title_text="layer", dtick=max(1, len(grid) // 16), showgrid=False)
     else:
@@ -82,6 +82,7 @@ def _grid(position_map: PositionMap, pair: str, units: pd.Index) -> pd.DataFrame
 def _top_units(rows: pd.DataFrame) -> pd.Index:
     """All layers; or the heads or KV groups of largest effect at any position of any pair, the last layer first."""
     if "head" not in rows:
-        return pd.Index(sorted(rows["layer"].unique()), name="layer")
+        return pd.Index(sorted(map(int, rows["layer"].unique())), name="layer")
     largest = rows["effect"].abs().groupby([rows[name] for name in UNIT_KEYS]).max().nlargest(MAX_POSITION_UNITS)
-    return largest.sort_index(ascending=False).index
+    units: pd.Index = largest.sort_index(ascending=False).index
+    return units

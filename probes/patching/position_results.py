@@ -1,6 +1,7 @@
 """Results about maps by position: the units and tokens of the largest effects of both signs."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
@@ -31,7 +32,8 @@ def map_result(position_map: PositionMap) -> Result:
     not lead. Cells at the same token text count once, and so do those at tokens that differ between the prompts.
     """
     positive, negative = (_largest_cells(position_map, sign) for sign in (1, -1))
-    ranked = positive or negative or [position_map.rows.loc[position_map.rows["effect"].abs().idxmax()]]
+    largest = position_map.rows["effect"].abs().argmax()
+    ranked = positive or negative or [position_map.rows.iloc[int(largest)]]
     first, *others = ranked
     where = {name: position_map.key[name] for name in ("prompts", "metric", "intervention", "direction")}
     kinds = (positive, "the largest effect"), (negative, "no effect is positive: the most negative one")
@@ -61,7 +63,7 @@ def _largest_cells(position_map: PositionMap, sign: int) -> list[pd.Series]:
     rows = position_map.rows
     change = sign * rows["effect"] * (rows["metric_clean"] - rows["metric_corrupted"]).abs()
     largest = change[sign * rows["effect"] >= SMALLEST].nlargest(CANDIDATES)
-    cells = {}
+    cells: dict[Any, pd.Series] = {}
     for _, cell in rows.loc[largest.index].iterrows():
         cells.setdefault(position_map.token_kind(cell), cell)
     return [*cells.values()][:TOP_TOKENS]
