@@ -111,3 +111,10 @@ _KERNELS: dict[int, Kernel] = {
     SDPBackend.EFFICIENT_ATTENTION.value: _efficient,
     SDPBackend.CUDNN_ATTENTION.value: _cudnn,
 }
+
+
+def without_waiting(device: torch.device, t: Tensor) -> Tensor:
+    """A tensor on the device. From a CPU to a GPU it goes through pinned memory: other copies wait for earlier work."""
+    if t.device.type != "cpu":
+        return t.to(device)
+    return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t.to(device)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from headscope.attention.cuda import without_waiting
 from headscope.attention.logit_edits import LogitEdit, LogitKind
 from headscope.errors import BadInput
 
@@ -58,13 +59,13 @@ class Place:
 
     def rows_of(self, values: Tensor) -> Tensor:
         """The entries of `values` [H or G, ...] that belong to the heads, [n, ...]."""
-        return values[(self.heads * len(values) // self.head_count).to(values.device)]
+        return values[without_waiting(values.device, self.heads * len(values) // self.head_count)]
 
     def positions_of(self) -> Tensor:
         """The model's positions of every vector, [n, L]."""
         if len(self.positions) == 1:
             return self.positions.expand(len(self.sequences), -1)
-        return self.positions[self.sequences.to(self.positions.device)]
+        return self.positions[without_waiting(self.positions.device, self.sequences)]
 
 
 class TensorKind:
@@ -325,11 +326,11 @@ class LayerEdits:
             if not len(entries):
                 continue
             place = Place(self.inputs.layer, name, entries * step, heads, sequences, tokens, positions.to(t.device))
-            at = sequences.to(t.device), entries.to(t.device)
+            at = without_waiting(t.device, sequences), without_waiting(t.device, entries)
             new = kind(t[at], place).to(t.dtype)
             chosen = mask[sequences, entries]
             if not bool(chosen.all()):
-                new = torch.where(chosen.to(t.device)[..., None], new, edited[at])
+                new = torch.where(without_waiting(t.device, chosen)[..., None], new, edited[at])
             edited = edited.index_put(at, new)
         return edited
 
@@ -340,14 +341,14 @@ class LayerEdits:
         assert isinstance(edit.kind, InputsKind)
         heads, chosen = self.inputs.q.shape[1], [*edit.heads]
         step = heads // old["k"].shape[1]
-        sequences = mask.any(-1).any(-1).nonzero()[:, 0].to(old["q"].device)
+        sequences = without_waiting(old["q"].device, mask.any(-1).any(-1).nonzero()[:, 0])
         keys = [*dict.fromkeys(head // step for head in chosen)]
         q, k, v = (old["q"][sequences][:, chosen], *(old[name][sequences][:, keys[:1]] for name in "kv"))
         new = edit.kind(q, k, v, self.inputs.layer)
         for name, values in zip(INPUTS, new, strict=True):
             tensor = edited[name].clone()
             entries = chosen if name == "q" else keys
-            rows = mask.to(tensor.device)[sequences, :, -tensor.shape[2] :, None]
+            rows = without_waiting(tensor.device, mask)[sequences, :, -tensor.shape[2] :, None]
             for entry, value in zip(entries, values.expand(-1, len(entries), -1, -1).unbind(1), strict=True):
                 head = entry * (heads // tensor.shape[1])
                 tensor[sequences, entry] = torch.where(rows[:, head], value, tensor[sequences, entry])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention import backend
+from headscope.attention.cuda import without_waiting
 from headscope.attention.edited_attention import outputs_of_record
 from headscope.attention.edits import InputsKind, Place, TensorKind, TokenSet
 from headscope.attention.logit_edits import (
@@ -90,7 +91,8 @@ class Noise(TensorKind):
             for head in place.heads.tolist()
         ]
         spread = t.float().std(-2, keepdim=True, correction=0)
-        return (t.float() + self.factor * spread * torch.from_numpy(np.stack(draws)).to(t.device)).to(t.dtype)
+        noise = without_waiting(t.device, torch.from_numpy(np.stack(draws)))
+        return (t.float() + self.factor * spread * noise).to(t.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +118,7 @@ class Replace(TensorKind):
         values = place.rows_of(self.values[place.layer])
         if self.length is not None:
             at = (place.tokens + self.shift).clamp(0, values.shape[1] - 1)
-            values = values[:, at.to(values.device)]
+            values = values[:, without_waiting(values.device, at)]
         return values[..., : t.shape[-1]].to(t).expand_as(t)
 
 
@@ -141,7 +143,7 @@ class Resample(TensorKind):
             for sequence in set(place.sequences.tolist())
         }
         drawn = np.stack([(draws[sequence] * length).astype(np.int64) for sequence in place.sequences.tolist()])
-        at = torch.from_numpy(drawn).to(values.device)[..., None].expand(-1, -1, values.shape[-1])
+        at = without_waiting(values.device, torch.from_numpy(drawn))[..., None].expand(-1, -1, values.shape[-1])
         return place.rows_of(values).gather(1, at).to(t)
 
 

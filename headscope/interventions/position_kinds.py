@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from headscope.attention.cuda import without_waiting
 from headscope.attention.edits import Place, TensorKind
 from headscope.attention.record import Geometry
 from headscope.interventions.kinds import Targets
@@ -64,9 +65,9 @@ class PositionReset(TensorKind):
         scales = []
         for schedule in (self.target, self.current):
             scale = schedule.query_scale(place.layer, visible) if schedule.scales_queries else torch.ones(1, 1, 1)
-            scale = scale.detach().to(device).expand(len(visible), place.head_count, -1)
-            sequences = place.sequences.to(device) if len(visible) > 1 else torch.zeros_like(place.sequences).to(device)
-            scales.append(scale[sequences, place.heads.to(device)])
+            scale = without_waiting(device, scale.detach()).expand(len(visible), place.head_count, -1)
+            sequences = place.sequences if len(visible) > 1 else torch.zeros_like(place.sequences)
+            scales.append(scale[without_waiting(device, sequences), without_waiting(device, place.heads)])
         return (scales[0] / scales[1])[..., None]
 
 
@@ -81,7 +82,7 @@ class PairZeroAblation(TensorKind):
 
     def __call__(self, t: Tensor, place: Place) -> Tensor:
         geometry = self.geometry.at_layer(place.layer)
-        selected = self.pairs[place.layer, : geometry.pairs].to(t.device)
+        selected = without_waiting(t.device, self.pairs[place.layer, : geometry.pairs])
         dims = torch.cat((selected, selected)) if geometry.rotary_layout == "half" else selected.repeat_interleave(2)
         before, rotary, after = split_rotary(t, geometry)
         return torch.cat((before, rotary.masked_fill(dims, 0), after), -1)
@@ -104,7 +105,7 @@ class PairUnrotation(TensorKind):
         if not self.geometry.layer_rotates[place.layer]:
             return t
         geometry, theta = self.geometry.at_layer(place.layer), self.current.theta(place.layer).detach()
-        theta = theta * self.pairs[place.layer, : geometry.pairs].to(theta.device)
+        theta = theta * without_waiting(theta.device, self.pairs[place.layer, : geometry.pairs])
         return rotate_pairs(t, -rotation_angles(theta, place), geometry)
 
 
@@ -177,4 +178,4 @@ def rotation_angles(theta: Tensor, place: Place) -> Tensor:
     rebuilt with other frequencies.
     """
     positions = place.positions_of().float()
-    return (positions[..., None] * place.rows_of(theta.to(positions.device))[:, None]).double()
+    return (positions[..., None] * place.rows_of(without_waiting(positions.device, theta))[:, None]).double()

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from headscope.attention.cuda import without_waiting
 from headscope.attention.record import AttentionRecord, Geometry
-from headscope.measures.row_sampling import copy_together, without_waiting
+from headscope.measures.row_sampling import copy_together
 
 ROWS_PER_CHUNK = 256
 """Rows whose weights are in memory at once."""

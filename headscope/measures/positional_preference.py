@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.attention.cuda import without_waiting
 from headscope.attention.record import AttentionRecord, Geometry
 from headscope.measures.circuits import positional_effective_length, positional_logits
 from headscope.measures.distance_profile import log_spaced_distances
 from headscope.measures.rotary_pairs import rotary_planes
-from headscope.measures.row_sampling import query_range, without_waiting
+from headscope.measures.row_sampling import query_range
 
 FIRST_TOKEN = 1
 """The first token whose query and key count."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.attention.cuda import without_waiting
 from headscope.attention.record import AttentionRecord, Geometry
 from headscope.kernels.runtime import attempt, runs_kernels
 from headscope.measures.row_sampling import (
@@ -26,7 +27,6 @@ from headscope.measures.row_sampling import (
     sums_beside,
     to_device,
     to_numpy,
-    without_waiting,
 )
 
 UNITS_PER_CHUNK = 8

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from headscope.attention.cuda import without_waiting
 from headscope.attention.record import AttentionRecord
 from headscope.bins import in_last_octave, visible_bin_edges
 
@@ -168,13 +169,6 @@ def to_numpy(values: Tensor | IntArray) -> IntArray:
 def to_device(device: torch.device, array: npt.NDArray[Any]) -> Tensor:
     """The array as a tensor on the device, in a copy that nothing waits for."""
     return without_waiting(device, torch.from_numpy(array))
-
-
-def without_waiting(device: torch.device, t: Tensor) -> Tensor:
-    """A tensor on the device. From a CPU to a GPU it goes through pinned memory: other copies wait for earlier work."""
-    if t.device.type != "cpu":
-        return t.to(device)
-    return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t.to(device)
 
 
 def copy_together(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from headscope.attention.cuda import without_waiting
 from headscope.attention.record import AttentionRecord, Geometry
 from headscope.measures.row_sampling import (
     IntArray,
@@ -25,7 +26,6 @@ from headscope.measures.row_sampling import (
     rows_in_chunk,
     to_device,
     visible_keys,
-    without_waiting,
 )
 
 BoolArray = npt.NDArray[np.bool_]

@@ -7,9 +7,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from headscope.attention.cuda import without_waiting
 from headscope.attention.record import AttentionRecord, Geometry
 from headscope.errors import BadInput
-from headscope.measures.row_sampling import without_waiting
 from headscope.measures.row_tile import RowTile
 from headscope.measures.sparse_rules import Rule, parse_rule, vertical_slash_sums
 from headscope.scores.minference import Patterns
