@@ -22,9 +22,9 @@ from torch.overrides import TorchFunctionMode
 from transformers import masking_utils
 
 from headscope.attention import backend, cuda, kernel, masks
-from headscope.attention.edits import TokenSet
+from headscope.attention.edits import InputsKind, TokenSet
 from headscope.attention.kernel import AttentionVariant
-from headscope.attention.logit_edits import StreamingKind
+from headscope.attention.logit_edits import LogitKind, StreamingKind
 from headscope.attention.record import AttentionRecord
 from headscope.decomposition.residual_decomposition import ResidualDecomposition
 from headscope.forward.capture import capturing
@@ -47,6 +47,7 @@ from headscope.interventions.units import Unit
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model, load
+from headscope.positions.schedule import Schedule
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from headscope.study.executor import JobExecutor
@@ -242,10 +243,10 @@ def test_capture_edits_and_schemes_use_no_cpu_tensors(
     assert devices == [{"cuda"}] * 12
 
 
-def kinds_of_edits(model: Model) -> list[Any]:
-    """One of every kind of edit that needs no records of another run."""
-    values = {layer: torch.zeros(heads, 30, 16) for layer, heads in enumerate(model.geometry.layer_heads)}
-    target = model.with_scheme("yarn:factor=2").schedule
+def kinds_of_edits(model: Model, target: Schedule) -> list[Any]:
+    """One of every kind of edit that needs no records of another run; resets have a target."""
+    heads_by_layer = enumerate(model.geometry.layer_heads)
+    values = {layer: torch.zeros(heads, 30, 16, device="cuda:0") for layer, heads in heads_by_layer}
     pairs = torch.ones(model.geometry.layers, model.geometry.pairs, dtype=torch.bool)
     return [
         *(Zero(), Scale(-2), DocumentMean(), Uniform(), StreamingKind(2, 20), KVQuantization(4)),
@@ -259,23 +260,27 @@ def kinds_of_edits(model: Model) -> list[Any]:
 
 
 @pytest.mark.parametrize("unit", [Unit(2, 0), Unit(1, 1, 3)])
-def test_edits_of_every_kind_use_no_cpu_tensors(
+def test_edits_of_every_kind_use_no_cpu_tensors_and_wait_for_the_gpu_only_where_they_read_values(
     unit: Unit, prefer_kernel: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefer_kernel(FLASH)
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda positions: None)  # it reads values
     monkeypatch.setattr(backend, "all_finite", lambda values: True)  # it reads values
     model = load(families.SPECS["llama-gqa"].build().bfloat16())
-    kinds = kinds_of_edits(model)
-    with fake_cuda():
+    target = model.with_scheme("yarn:factor=2").schedule
+    assert model.schedule is not None  # before the fake tensors
+    with fake_cuda() as launches:
         move_to_fake_cuda(model.module)
         ids = torch.zeros(2, 40, dtype=torch.int64, device="cuda:0")
-        for kind in kinds:
+        for kind in kinds_of_edits(model, target):
             devices = []
             with attached(model), edited(model, [edit_units(kind, [unit], model.geometry)]) as layers:
                 layers.listen(lambda record: devices.append(record.z.device.type))  # noqa: B023
+                launches.waits.clear()
                 model.module(ids, use_cache=False)
             assert devices == ["cuda"] * 8, kind.name
+            if not isinstance(kind, LogitKind | InputsKind):
+                assert not launches.waits, (kind.name, launches.waits)
 
 
 @pytest.mark.slow

@@ -236,7 +236,9 @@ def ablation_errors(model: Model, ids: Tensor) -> list[float]:
     with replay.capturing():
         replay.record_streams()
         losses = dict(replay.losses([*([edit_units(Zero(), [unit], model.geometry)] for unit in chosen), ()]))
-    expected = [*(loss_without_head(model, unit, ids) for unit in chosen), float(total_loss(model, ids))]
+    expected = [loss_without_head(model, unit, ids) for unit in chosen]
+    with torch.no_grad():
+        expected.append(float(total_loss(model, ids)))
     return [abs(float(losses[number].double().sum()) / loss - 1) for number, loss in enumerate(expected)]
 
 
