@@ -39,7 +39,7 @@ MUTANTS = {
         "self.key_tokens[self.k.shape[2] - self.q.shape[2] :]",
         "self.key_tokens[: self.q.shape[2]]",
     ),
-    "conflicts not seen": ("edits", "and bool((owned & mask).any()):", "and False:"),
+    "conflicts not seen": ("edits", "if bool((owned & mask).any()):", "if False:"),
     "one token too far from the end": ("edits", "token + (length or 0) if", "token + (length or 0) + 1 if"),
     "soft cap dropped": ("edited_attention", "variant.softcap, sink,", "None, sink,"),
     "window dropped": ("edited_attention", "variant.scaling, variant.window,", "variant.scaling, None,"),

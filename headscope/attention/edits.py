@@ -226,6 +226,7 @@ class LayerEdits:
     def __init__(self, edits: Sequence[LayerEdit], inputs: LayerInputs):
         self.inputs = inputs
         self._owners: dict[str, list[tuple[LayerEdit, Tensor]]] = {}
+        self._owned: dict[str, Tensor] = {}
         self._masks: dict[str, dict[Any, Tensor]] = {}
         self._joint: list[tuple[LayerEdit, Tensor]] = []
         for edit in edits:
@@ -280,12 +281,15 @@ class LayerEdits:
         return chosen & edit.kind.has_values_for(tokens) if isinstance(edit.kind, TensorKind) else chosen
 
     def _refuse_conflict(self, name: str, edit: LayerEdit, mask: Tensor) -> None:
-        for other, owned in self._owners.setdefault(name, []):
-            if _share_sequences(other, edit) and bool((owned & mask).any()):
-                raise BadInput(
-                    f"two edits of {name} of one head and token: {other.label}, and {edit.label}. Use one of them"
-                )
-        self._owners[name].append((edit, mask))
+        owners = self._owners.setdefault(name, [])
+        owned = self._owned.setdefault(name, torch.zeros_like(mask))
+        if bool((owned & mask).any()):
+            other = next(other for other, of_other in owners if bool((of_other & mask).any()))
+            raise BadInput(
+                f"two edits of {name} of one head and token: {other.label}, and {edit.label}. Use one of them"
+            )
+        owned |= mask
+        owners.append((edit, mask))
 
     def edited_inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v after stage (a). k and v have an entry for every query head where heads of a group differ."""
@@ -353,13 +357,6 @@ class LayerEdits:
                 head = entry * (heads // tensor.shape[1])
                 tensor[sequences, entry] = torch.where(rows[:, head], value, tensor[sequences, entry])
             edited[name] = tensor
-
-
-def _share_sequences(first: LayerEdit, second: LayerEdit) -> bool:
-    """Whether two edits act in one sequence of the batch."""
-    if first.sequences is None or second.sequences is None:
-        return True
-    return first.sequences.start < second.sequences.stop and second.sequences.start < first.sequences.stop
 
 
 def _are_equal_in_groups(mask: Tensor, groups: int) -> bool:

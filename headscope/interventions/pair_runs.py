@@ -25,7 +25,7 @@ from headscope.attention.edits import TokenSet
 from headscope.forward.frozen_prefix import FrozenPrefix, shared_prefix
 from headscope.forward.layer_parts import LayerParts
 from headscope.interventions.edits import Edit, Run
-from headscope.interventions.kinds import RunPattern
+from headscope.interventions.kinds import Replace, RunPattern
 from headscope.interventions.metrics import Metric, PairTokens, finite_metric, metric_function
 from headscope.interventions.parts import PartName, ReplacePart
 from headscope.interventions.replay import ActivationName, Objective, Replay
@@ -78,7 +78,8 @@ class PairRuns:
             for replay in replays:
                 replay.record_streams()
             clean_logits, corrupted_logits = (replay.target_logits() for replay in replays)
-        self._patterns: dict[tuple[Direction, int], RunPattern] = {}
+        self._values: dict[tuple[Direction, str], Replace] = {}
+        self._patterns: dict[tuple[Direction, int | None], RunPattern] = {}
         self.metric = metric_function(metric, pair, clean_logits)
         self.clean_value, self.corrupted_value = self.value(clean_logits), self.value(corrupted_logits)
 
@@ -143,27 +144,35 @@ class PairRuns:
         pattern at a position is the attention row of that query. Every activation is that of the unchanged other run,
         in later layers as well, whose inputs the patches of earlier layers change.
         """
-        _, source = self.run_and_source(direction)
-        tokens, shift = self._tokens(direction, span), self._shift(direction)
+        tokens = self._tokens(direction, span)
         heads = tuple(place for unit in units for place in unit.heads(self.model.geometry))
         if activation != "pattern":
-            return [Edit(source.source(activation, shift), heads, (activation,), tokens)]
-        if tokens.tokens is None and shift == 0:  # rows of all queries are those of the other q and k
+            return [Edit(self._values_of(direction, activation), heads, (activation,), tokens)]
+        if tokens.tokens is None and self._shift(direction) == 0:  # rows of all queries are those of the other q and k
             names: tuple[ActivationName, ...] = ("q", "k")
-            return [Edit(source.source(name), heads, (name,), tokens) for name in names]
-        return [Edit(RunPattern(source.records(), shift), heads, ("logits",), tokens)]
+            return [Edit(self._values_of(direction, name), heads, (name,), tokens) for name in names]
+        return [Edit(self._pattern_of(direction), heads, ("logits",), tokens)]
 
     def patch_entry(self, direction: Direction, unit: Unit, query: int, key: int) -> Run:
         """The edit that takes one weight of a head from the other run: of a query on a key, by aligned position.
 
         The row is not normalised again, as in `get_act_patch_attn_head_pattern_dest_src_pos` of TransformerLens.
         """
-        run, source = self.run_and_source(direction)
+        run, _ = self.run_and_source(direction)
         first = self.pair.aligned_positions(run.ids).start
-        pattern = self._patterns.setdefault(
-            (direction, key), RunPattern(source.records(), self._shift(direction), first + key)
-        )
+        pattern = self._pattern_of(direction, first + key)
         return [Edit(pattern, unit.heads(self.model.geometry), ("logits",), TokenSet((first + query,)))]
+
+    def _values_of(self, direction: Direction, name: ActivationName) -> Replace:
+        """The values of the other run, one kind for all runs: edits of one kind are computed together."""
+        _, source = self.run_and_source(direction)
+        return self._values.setdefault((direction, name), source.source(name, self._shift(direction)))
+
+    def _pattern_of(self, direction: Direction, key: int | None = None) -> RunPattern:
+        """The pattern of the other run, or its weights on one key, one kind for all runs."""
+        _, source = self.run_and_source(direction)
+        pattern = RunPattern(source.records(), self._shift(direction), key)
+        return self._patterns.setdefault((direction, key), pattern)
 
     def estimate_entries(self, direction: Direction) -> list[Tensor]:
         """The estimated change of the metric by every `patch_entry`, [H, n, n] float64 by layer, n aligned positions.
