@@ -27,7 +27,7 @@ _METRICS = {
     "kl": ("KL divergence from the clean run", "nats"),
     "nll": ("loss of the answer", "nats/token"),
 }
-"""Labels and units of the metrics of an answer (`headscope.patching.metrics`)."""
+"""Labels and units of the metrics of an answer (`headscope.interventions.metrics`)."""
 METRICS_WITH_WRONG = ("logit_diff", "prob_diff")
 """Metrics that compare the answer with the wrong answer."""
 METRICS_OF_ONE_TOKEN = (*METRICS_WITH_WRONG, "logprob", "rank")
