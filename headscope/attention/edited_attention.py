@@ -1,24 +1,27 @@
 """Attention of a layer whose logits are edited, by the cheapest way that computes it exactly.
 
-Heads without edits of their logits keep the kernel. Biases alone are dimensions added to q and k, so that the fused
+Heads without edits of their logits keep the kernel, and so do rows whose edits leave out no key with weight: a choice
+that keeps all keys changes no bit. Biases alone are dimensions added to q and k, so that the fused
 kernel serves them. Heads that only stream read no other keys. Everything else is computed in blocks of rows from
 `AttentionRecord.masked_logits`, which listeners use, too.
 
 Axes: B sequences of the batch, H query heads, G KV groups, Lq queries, Lk keys, d head dimension, dv value dimension.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from headscope.attention.kernel import AttentionVariant, append_dimensions, attend
+from headscope.attention.kernel import ROWS_PER_BLOCK, AttentionVariant, append_dimensions, attend
 from headscope.attention.logit_edits import (
     BiasKind,
     ChoiceKind,
     LogitEdit,
     StreamingKind,
+    edited_logits,
     has_only,
     log_sum,
 )
@@ -27,6 +30,10 @@ from headscope.attention.streaming_kernel import streaming_attention
 
 LOGITS_PER_BLOCK, LOGITS_PER_CUDA_BLOCK = 2**19, 2**26
 """Logits in memory at once: on a CPU as many as its cache holds."""
+
+
+Kernel = Callable[["EditedLayer", Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(layer, heads bool [H], out, lse) -> `out` and `lse` with those of the kernel for these heads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +54,15 @@ class EditedLayer:
     head_numbers: Tensor | None = None
     """The layer's query heads that the heads are, if not all in order."""
 
-    def record(
+    def record(self, sequence: int, z: Tensor | None = None, lse: Tensor | None = None) -> AttentionRecord:
+        """The record of one sequence, for listeners."""
+        edits = [edit.for_listeners for edit in self.logit_edits]
+        return replace(self, logit_edits=edits).kernel_record(sequence, z, lse)
+
+    def kernel_record(
         self, sequence: int, z: Tensor | None = None, lse: Tensor | None = None, heads: Tensor | None = None
     ) -> AttentionRecord:
-        """The record of one sequence, of all heads or of some with keys of their own."""
+        """The record of one sequence, of all heads or of some with keys of their own, to compute its outputs once."""
         variant, per_group = self.variant, self.q.shape[1] // self.k.shape[1]
         q, k, v = self.q[sequence], self.k[sequence], self.v[sequence]
         edits, sink = [edit.at(sequence) for edit in self.logit_edits], variant.sink
@@ -83,13 +95,14 @@ def attend_with_edits(
     Weights of another run do not change the log-sum-exp, relative to which `AttentionRecord.weights` states them.
     Without `with_lse` it is that of edited heads only. `module` is as in `kernel.attend`.
     """
+    kernel = partial(_attend_dense, module=module, dropout=dropout, with_lse=with_lse)
     out = layer.q.new_empty(*layer.q.shape[:3], layer.v.shape[-1])
     lse = layer.q.new_empty(layer.q.shape[:3], dtype=torch.float32)
     touched, chosen = layer.touched, layer.variant.chosen
     rows = torch.stack([edit.mask.flatten(0, 1).any(0) for edit in layer.logit_edits]).any(0).nonzero()[:, 0]
     needs_dense = ~touched.all(0) | (len(rows) < layer.q.shape[2])
     if bool(needs_dense.any()):
-        out, lse = _attend_dense(layer, needs_dense, module, dropout, with_lse, out, lse)
+        out, lse = kernel(layer, needs_dense, out, lse)
     edits = [edit.kind for edit in layer.logit_edits]
     if chosen is not None and any(isinstance(kind, ChoiceKind) and kind.replaces_indexer for kind in edits):
         replaced = torch.stack(
@@ -100,23 +113,24 @@ def attend_with_edits(
             ]
         ).any(0)
         without_indexer = replace(layer, variant=replace(layer.variant, chosen=None))
-        out, lse = _attend_touched(without_indexer, touched & replaced, rows, out, lse)
+        out, lse = _attend_touched(without_indexer, touched & replaced, rows, out, lse, kernel)
         touched = touched & ~replaced
     if bool(touched.any()):
-        out, lse = _attend_touched(layer, touched, rows, out, lse)
+        out, lse = _attend_touched(layer, touched, rows, out, lse, kernel)
     return out, lse
 
 
 def _attend_dense(
     layer: EditedLayer,
     heads: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
     module: nn.Module | None,
     dropout: float,
     with_lse: bool,
-    out: Tensor,
-    lse: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs of heads bool [H] without edits of their logits, by the kernel."""
+    """`out` and `lse` with those of heads bool [H] without edits of their logits, by the kernel."""
     inputs = layer.q, layer.k, layer.v
     if bool(heads.all()) or layer.variant.chosen is not None:
         dense, sums = attend(*inputs, module, layer.variant, dropout, with_lse, layer.first_key)
@@ -133,9 +147,12 @@ def _attend_dense(
 
 
 def _attend_touched(
-    layer: EditedLayer, touched: Tensor, rows: Tensor, out: Tensor, lse: Tensor
+    layer: EditedLayer, touched: Tensor, rows: Tensor, out: Tensor, lse: Tensor, kernel: Kernel
 ) -> tuple[Tensor, Tensor]:
-    """Write the outputs of the touched heads [B, H] at rows [n] into `out`, and their log-sum-exp into `lse`."""
+    """`out` and `lse` with the outputs of the touched heads [B, H] at rows [n] and their log-sum-exp.
+
+    Rows that keep their weights have those of the kernel.
+    """
     edits, variant = layer.logit_edits, layer.variant
     if has_only(edits, BiasKind) and variant.softcap is None:
         return _with(_attend_with_biases(layer, touched), touched, out, lse)
@@ -143,21 +160,47 @@ def _attend_touched(
         return _with(_attend_streaming(layer, touched, edits[0].kind), touched, out, lse)
     is_layer_wide = any(isinstance(edit.kind, ChoiceKind) and edit.kind.is_layer_wide for edit in edits)
     rows = rows.to(out.device)
+    is_unchanged = torch.zeros(out.shape[:3], dtype=torch.bool, device=out.device)
     if len(out) > 1 and not is_layer_wide and variant.chosen is None:
         sequences, heads = touched.nonzero(as_tuple=True)
         pairs = _pairs_as_one_sequence(layer, sequences, heads)
-        z, sums = outputs_at_rows(pairs.record(0), rows)
+        z, sums, is_kept = outputs_at_rows(pairs.kernel_record(0), rows)
         index = sequences.to(out.device)[:, None], heads.to(out.device)[:, None], rows
-        return out.index_put(index, z.to(out.dtype)), lse.index_put(index, sums)
+        is_unchanged[index] = is_kept
+        out, lse = out.index_put(index, z.to(out.dtype)), lse.index_put(index, sums)
+        return _with_kernel(layer, is_unchanged, out, lse, kernel)
     for sequence in touched.any(1).nonzero()[:, 0].tolist():
         heads = touched[sequence].nonzero()[:, 0]
         is_whole = is_layer_wide or variant.chosen is not None or len(heads) == touched.shape[1]
-        z, sums = outputs_at_rows(layer.record(sequence, heads=None if is_whole else heads), rows)
+        z, sums, is_kept = outputs_at_rows(layer.kernel_record(sequence, heads=None if is_whole else heads), rows)
         at = heads.to(out.device)
-        z, sums = (z[at], sums[at]) if is_whole else (z, sums)
+        z, sums, is_kept = (z[at], sums[at], is_kept[at]) if is_whole else (z, sums, is_kept)
         index = torch.tensor(sequence, device=out.device), at[:, None], rows
+        is_unchanged[index] = is_kept
         out, lse = out.index_put(index, z.to(out.dtype)), lse.index_put(index, sums)
-    return out, lse
+    return _with_kernel(layer, is_unchanged, out, lse, kernel)
+
+
+def _with_kernel(
+    layer: EditedLayer, is_unchanged: Tensor, out: Tensor, lse: Tensor, kernel: Kernel
+) -> tuple[Tensor, Tensor]:
+    """`out` and `lse` with those of the kernel at rows bool [B, H, Lq] whose edits change no weight."""
+    queries, keys = layer.q.shape[2], layer.k.shape[2]
+    heads = torch.ones(out.shape[1], dtype=torch.bool)
+    if out.device.type == "cpu":  # a GPU is not waited for
+        rows = is_unchanged.flatten(0, 1).any(0).nonzero()
+        if not len(rows):
+            return out, lse
+        heads = is_unchanged.any(-1).any(0)
+        if layer.variant.chosen is None:  # rows after the last one need no kernel
+            queries = min(queries, -(-(int(rows[-1]) + 1) // ROWS_PER_BLOCK) * ROWS_PER_BLOCK)
+    keys -= layer.q.shape[2] - queries
+    part = replace(layer, q=layer.q[:, :, :queries], k=layer.k[:, :, :keys], v=layer.v[:, :, :keys])
+    dense, sums = kernel(part, heads, out[:, :, :queries], lse[:, :, :queries])
+    is_dense = is_unchanged[:, :, :queries]
+    dense = torch.where(is_dense[..., None], dense, out[:, :, :queries])
+    sums = torch.where(is_dense, sums, lse[:, :, :queries])
+    return torch.cat((dense, out[:, :, queries:]), 2), torch.cat((sums, lse[:, :, queries:]), 2)
 
 
 def _with(
@@ -267,17 +310,17 @@ def outputs_of_record(record: AttentionRecord) -> tuple[Tensor, Tensor]:
         out, lse = attend(record.q[None], record.k[None], record.v[None], None, variant, 0.0, True, record.first_key)
         assert lse is not None
         return out[0], lse[0]
-    return outputs_at_rows(record, torch.arange(record.q.shape[1], device=record.q.device))
+    return outputs_at_rows(record, torch.arange(record.q.shape[1], device=record.q.device))[:2]
 
 
-def outputs_at_rows(record: AttentionRecord, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs [H, n, dv], float32, and log-sum-exp [H, n] of some rows [n], in blocks."""
+def outputs_at_rows(record: AttentionRecord, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs [H, n, dv], float32, log-sum-exp [H, n], and whether they keep their weights, of rows [n] with edits."""
     elements = len(record.q) * record.k.shape[1]
     limit = LOGITS_PER_BLOCK if rows.device.type == "cpu" else LOGITS_PER_CUDA_BLOCK
-    outs, sums = [], []
+    outs, sums, are_kept = [], [], []
     for block in torch.split(rows, max(2, limit // elements)):
         keys = record.visible_columns(block)
-        logits = record.masked_logits(block, keys)
+        logits, is_kept = edited_logits(record, block, keys)
         lse = log_sum(logits, record.sink)
         if record.replaces_weights:  # relative to the weights before
             lse = log_sum(record.without_patterns().masked_logits(block, keys), record.sink)
@@ -286,4 +329,5 @@ def outputs_at_rows(record: AttentionRecord, rows: Tensor) -> tuple[Tensor, Tens
         out = weights.view(len(values), -1, weights.shape[-1]) @ values
         outs.append(out.view(*weights.shape[:2], -1))
         sums.append(lse)
-    return torch.cat(outs, 1), torch.cat(sums, 1)
+        are_kept.append(is_kept)
+    return torch.cat(outs, 1), torch.cat(sums, 1), torch.cat(are_kept, 1)

@@ -8,6 +8,7 @@ its logit.
 Axes: H query heads, Lq queries, Lk keys, n rows.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 LOWEST = torch.finfo(torch.float32).min
 """Log-sum-exp of a row without keys: its weights are 0."""
+LOG_TINY = math.log(torch.finfo(torch.float32).tiny)
+"""A logit this far below the largest of its row has no weight in float32."""
 
 
 class LogitKind:
@@ -28,6 +31,11 @@ class LogitKind:
 
     name: ClassVar[Any]
     needs_whole_text: ClassVar[Any] = False
+
+    @property
+    def for_listeners(self) -> "LogitKind":
+        """The kind in the records of listeners, which may compute logits again."""
+        return self
 
 
 class UniformKind(LogitKind):
@@ -98,16 +106,27 @@ class LogitEdit:
     mask: Tensor
     prompt_length: int | None = None
 
+    @property
+    def for_listeners(self) -> "LogitEdit":
+        """The edit in the records of listeners."""
+        return replace(self, kind=self.kind.for_listeners)
+
     def at(self, *index: slice | Tensor | int) -> "LogitEdit":
         """The edit with a part of its mask."""
         return replace(self, mask=self.mask[index])
 
 
-def edited_logits(record: "AttentionRecord", rows: Tensor, keys: slice) -> Tensor:
-    """The logits [H, n, keys] of rows of a record after its edits; `keys` must hold all keys that the rows see."""
+def edited_logits(record: "AttentionRecord", rows: Tensor, keys: slice) -> tuple[Tensor, Tensor]:
+    """The logits [H, n, keys] of rows of a record after its edits, and which rows [H, n] keep the record's own weights.
+
+    `keys` must hold all keys that the rows see. Rows keep their weights if edits only leave out keys without weight.
+    """
     edits = [(edit, edit.mask.to(rows.device)[:, rows, None]) for edit in record.logit_edits]
     logits = record.own_logits(rows, keys)
+    is_kept = torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
     for edit, mask in edits:
+        if not isinstance(edit.kind, ChoiceKind):
+            is_kept &= ~mask[..., 0]
         if isinstance(edit.kind, UniformKind):
             logits = torch.where(mask & (logits > -torch.inf), 0, logits)
     tokens = record.first_key + torch.arange(keys.start, keys.stop, device=rows.device)
@@ -122,14 +141,17 @@ def edited_logits(record: "AttentionRecord", rows: Tensor, keys: slice) -> Tenso
                 edit.kind.choose(before, rows, keys, logits.detach(), edit) | ~mask  # type: ignore[attr-defined]
                 for edit, mask in choices
             ]
+        before_choices = logits.detach()
         for choice in chosen:
             logits = logits.masked_fill(~choice, -torch.inf)
+        dropped = before_choices.masked_fill(logits > -torch.inf, -torch.inf).amax(-1)
+        is_kept &= dropped - before_choices.amax(-1) < LOG_TINY
     patterns = [(edit.kind, mask) for edit, mask in edits if isinstance(edit.kind, PatternKind)]
     lse = log_sum(logits, record.sink)[..., None] if patterns else logits
     for kind, mask in patterns:
         new, is_replaced = kind.log_weights(record, rows, keys)
         logits = torch.where(mask & is_replaced, new + lse, logits)
-    return logits
+    return logits, is_kept
 
 
 def _before_choices(record: "AttentionRecord") -> "AttentionRecord":

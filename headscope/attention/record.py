@@ -235,6 +235,7 @@ class AttentionRecord:
         """
         index = torch.as_tensor(rows, device=self.q.device)
         index = index[None] if index.ndim == 0 else index
+        index = torch.where(index < 0, index + self.q.shape[1], index)
         logits = self.masked_logits(index, slice(0, self.k.shape[1]))
         return (logits - self.lse[:, index, None]).exp()
 
@@ -250,7 +251,7 @@ class AttentionRecord:
         if not self.logit_edits:
             return self.own_logits(rows, keys)
         visible = self.visible_columns(rows)
-        logits = edited_logits(self, rows, visible)
+        logits, _ = edited_logits(self, rows, visible)
         if isinstance(keys, slice):
             if keys.start == visible.start and keys.stop == visible.stop:
                 return logits

@@ -107,10 +107,11 @@ class CapturedLayers:
         They do not read the other keys.
         """
         if kv_groups:
-            size = self._model.geometry.heads_per_group(layer)
+            geometry = self._model.geometry
+            size, number = geometry.heads_per_group(layer), geometry.layer_numbers[layer]
             heads = tuple(head for group in kv_groups for head in range(group * size, (group + 1) * size))
             kind = StreamingKind(window.sink, window.recent)
-            self.edit(LayerEdit(kind, "logits", heads, TokenSet(), f"{kind.name} of layer {layer}", layer=layer))
+            self.edit(LayerEdit(kind, "logits", heads, TokenSet(), f"{kind.name} of layer {number}", layer=layer))
 
     def hook(self, module: nn.Module, function: Any) -> None:
         """Call `function(module, args, kwargs, output)` after every forward pass of a module until the capture ends."""

@@ -242,7 +242,7 @@ class KeyCount:
 class RuleChoice(ChoiceKind):
     """Lets heads attend to the keys that a rule chooses among all keys, such as top:64.
 
-    `count` gets the number of keys that every row keeps.
+    `count` gets the number of keys that every row keeps in a pass.
     """
 
     rule: Rule
@@ -253,6 +253,10 @@ class RuleChoice(ChoiceKind):
     @property
     def name(self) -> str:
         return str(self.rule)
+
+    @property
+    def for_listeners(self) -> "RuleChoice":
+        return replace(self, count=None)
 
     @property
     def needs_whole_text(self) -> bool:
@@ -268,6 +272,10 @@ class RuleChoice(ChoiceKind):
                 f"rule '{self.rule}' chooses keys by the whole text, and the cache of this pass has dropped its first "
                 f"{record.first_key:,} tokens. Pass use_cache=False, or use another rule"
             )
+        order = rows.argsort()
+        if not torch.equal(order, torch.arange(len(rows), device=rows.device)):
+            chosen = self.choose(record, rows[order], keys, logits[:, order], edit)
+            return chosen[:, order.argsort()]
         cache = shared_cache(record)
         if self.rule.needs_log_sums and "with log sums" not in cache:
             cache["with log sums"] = with_log_sums(record)

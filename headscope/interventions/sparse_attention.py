@@ -58,7 +58,7 @@ def attend_by_rule(model: Model, layers: CapturedLayers, rule: Rule | None, head
             layers.edit_output(layer, _counting_visible_keys(count, len(members)))
             continue
         kind = RuleChoice(AllKeys() if rule is None else rule, count)
-        label = f"{kind.name} of layer {layer}"
+        label = f"{kind.name} of layer {model.geometry.layer_numbers[layer]}"
         layers.edit(LayerEdit(kind, "logits", tuple(members), TokenSet(), label, layer=layer))
     return count
 
