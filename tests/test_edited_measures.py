@@ -87,6 +87,13 @@ def test_weights_of_the_last_query(records: Records) -> None:
         assert_close(last_query_weights([record])[0], weights[:, -1])
 
 
+def test_weights_of_rows_in_any_order_and_counted_from_the_end(records: Records) -> None:
+    rows = [7, 2, -1, 2, -3]
+    for record, weights in records:
+        assert_close(record.weights(rows), weights[:, rows])
+        assert_close(record.weights(-1)[:, 0], weights[:, -1])
+
+
 def test_pooled_maps(records: Records) -> None:
     size = 4
     for record, weights in records:

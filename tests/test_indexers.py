@@ -6,10 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from headscope.forward.sparse_attention import attending_by
-from headscope.patching.activation_patching import LayerAttention, PatchingReplay, patched_outputs
-from headscope.patching.metrics import PairTokens
-from headscope.patching.path_patching import Path, PathPatching, inspect_paths
 from support.refusals import refuses
 from support.tiny_studies import save_texts, tokenizer
 from torch import Tensor, nn
@@ -24,6 +20,7 @@ from headscope.attention.record import AttentionRecord
 from headscope.decomposition.attributed_rows import find_top_far_rows
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.selfcheck import run_checks as run_checks_of_model
+from headscope.interventions.sparse_attention import attending_by
 from headscope.measures.attention_rows import ROW_STATISTICS, row_statistics, with_row_sums
 from headscope.measures.copying import last_query_weights
 from headscope.measures.detectors import attention_weights_at
@@ -34,6 +31,9 @@ from headscope.measures.span_mass import row_weights
 from headscope.measures.sparse_rows import SparseRows
 from headscope.measures.sparse_rules import Indexer, parse_rule
 from headscope.measures.top_keys import find_top_keys
+from headscope.patching.activation_patching import LayerAttention, PatchingReplay, patched_outputs
+from headscope.patching.metrics import PairTokens
+from headscope.patching.path_patching import Path, PathPatching, inspect_paths
 from headscope.results.check_file import parse_checks
 from headscope.results.checks import run_checks
 from headscope.streaming import StreamingWindow

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from headscope.forward.sparse_attention import attending_by
 from support import eager_reference, families
 from support.dense_sparse_sets import dense_sets
 from support.eager_reference import Layer
@@ -16,6 +15,7 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.errors import Interrupted
+from headscope.interventions.sparse_attention import attending_by
 from headscope.measures.sparse_rules import parse_rule
 from headscope.prompts.texts import load_token_documents
 from headscope.rendering import assembly

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from headscope.forward.sparse_attention import attending_by
 from support import eager_reference, families
 from support.dense_sparse_sets import dense_sets
 from support.eager_reference import Layer
@@ -21,6 +20,7 @@ from torch import Tensor
 import headscope as hs
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, Interrupted
+from headscope.interventions.sparse_attention import attending_by
 from headscope.measures.row_tile import RowTile
 from headscope.measures.sparse_rules import Rule, parse_rule
 from headscope.positions.model import Model
@@ -109,14 +109,14 @@ def test_a_rule_that_keeps_everything_changes_no_bit(
 ) -> None:
     """`top` leaves keys without weight out, which changes nothing."""
     if rows_per_tile is not None:
-        monkeypatch.setattr("headscope.measures.sparse_outputs.LOGITS_PER_TILE", rows_per_tile)
+        monkeypatch.setattr("headscope.attention.edited_attention.LOGITS_PER_BLOCK", rows_per_tile)
     model = hs.load(BUILD[family](), device="cpu")
     with attending_by(model, None) as dense:
         plain = logits(model)
     for rule in ("top:45", "layer-top:1000", "block:4:12", "block-bounds:8:6", "streaming:1:45", "vertical-slash:45:1"):
         with attending_by(model, parse_rule(rule)) as sparse:
             assert torch.equal(logits(model), plain), rule
-        assert sparse.mean_kept == dense.mean_kept
+        assert sparse.mean == dense.mean
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,9 @@ def test_a_row_without_a_key_has_the_output_0(family: str) -> None:
     model, outputs = hs.load(BUILD[family](), device="cpu"), list[AttentionRecord]()
     with attending_by(model, OddRows(2)) as sparse, hs.capturing(model) as layers:
         layers.listen(outputs.append)
+        layers.listen(lambda record: record.weights(range(LENGTH)))  # keys are counted once
         assert logits(model).isfinite().all()
-    assert sparse.mean_kept == pytest.approx(23 / 45)
+    assert sparse.mean == pytest.approx(23 / 45)
     for record in outputs:
         assert (record.z[:, 1::2] == 0).all()
         assert (record.z[:, ::2] != 0).any(-1).all()
@@ -144,11 +145,37 @@ def test_a_row_without_a_key_has_the_output_0(family: str) -> None:
             torch.testing.assert_close(record.z[:, ::2], record.v.repeat_interleave(2, 0)[:, ::2])
 
 
+@dataclass(frozen=True)
+class SortedRows(Rule):
+    name: ClassVar[str] = "sorted"
+    meaning: ClassVar[str] = "keys of the own row, counted from the first row of the tile"
+
+    def select(self, tile: RowTile) -> Tensor:
+        assert (np.diff(tile.rows) >= 0).all(), "the rows of a tile ascend"
+        return (tile.distance <= torch.from_numpy(tile.rows)[:, None] % 3)[None]
+
+
+def test_a_rule_gets_ascending_rows_in_whatever_order_a_listener_reads_weights() -> None:
+    model, records = hs.load(BUILD["llama-gqa"](), device="cpu"), list[AttentionRecord]()
+    with attending_by(model, SortedRows()), hs.capturing(model) as layers:
+        layers.listen(records.append)
+        logits(model)
+    rows = [17, 3, 3, -1, 20]
+    for record in records:
+        assert torch.equal(record.weights(rows), record.weights(range(LENGTH))[:, rows])
+
+
 def test_a_windowed_cache_and_later_queries_are_refused_by_name() -> None:
     full, windowed = (hs.load(BUILD[name](), device="cpu") for name in ("llama-gqa", "mistral-sliding"))
-    for model, rule in ((full, "vertical-slash:4:4"), (windowed, "block-mean:4:2"), (windowed, "block-bounds:4:2")):
+    later, dropped = ("1 of 31",), (23,)
+    cases = (
+        (full, "vertical-slash:4:4", later),
+        (windowed, "block-mean:4:2", dropped),
+        (windowed, "block-bounds:4:2", dropped),
+    )
+    for model, rule, named in cases:
         with attending_by(model, parse_rule(rule)):
-            with refuses(BadInput, f"'{rule}'", "1 of 31", "use_cache=False") as e:
+            with refuses(BadInput, rule, *named, "use_cache=False") as e:
                 model.module.generate(IDS[:, :30], max_new_tokens=6, do_sample=False, pad_token_id=0)
             model.module.generate(IDS[:, :30], max_new_tokens=6, do_sample=False, pad_token_id=0, use_cache=False)
         assert "\n" not in str(e.value)
@@ -174,10 +201,18 @@ def test_a_rule_that_needs_the_whole_text_does_not_decode_unless_it_says_so() ->
         model.module(IDS[:, 8:9], past_key_values=cache, use_cache=True)
 
 
-def test_gradients_are_refused_by_name() -> None:
-    model = hs.load(BUILD["llama-gqa"](), device="cpu")
-    with hs.ablated(model, "L1H1", "top:5"), refuses(BadInput, "'top:5'", "torch.no_grad()"):
-        model.module(IDS, use_cache=False)
+@pytest.mark.parametrize("family", ["llama-gqa", "gpt_oss"])
+def test_gradients_are_those_of_eager_attention_with_the_chosen_keys(family: str) -> None:
+    """The choice is a constant."""
+    model = hs.load(BUILD[family](), device="cpu")
+    embeddings = model.module.get_input_embeddings().weight
+    with hs.ablated(model, "all", "top:5"):
+        loss = model.module(IDS, use_cache=False).logits.square().mean()
+    (actual,) = torch.autograd.grad(loss, embeddings)
+    choose = lambda layer: rule_sets("top:5", layer)  # noqa: E731
+    logits, _ = eager_reference.eager_qk(model.module, IDS, choose, with_gradients=True)
+    (expected,) = torch.autograd.grad(logits.square().mean(), embeddings)
+    assert_equal_logits(actual, expected)
 
 
 DECODED = [

@@ -270,8 +270,9 @@ AttentionInterface.register(NAME, _eager_attention)
 AttentionMaskInterface.register(NAME, eager_mask)
 
 
-@torch.no_grad()
-def eager_qk(model: PreTrainedModel, input_ids: Tensor, choose: Choice | None = None) -> tuple[Tensor, list[Layer]]:
+def eager_qk(
+    model: PreTrainedModel, input_ids: Tensor, choose: Choice | None = None, with_gradients: bool = False
+) -> tuple[Tensor, list[Layer]]:
     """Return the logits [1, L, V] and every layer's `Layer`, in order, for one unpadded sequence input_ids [1, L].
 
     With `choose`, every row attends to the chosen keys only; a row without a key has the output 0.
@@ -281,7 +282,8 @@ def eager_qk(model: PreTrainedModel, input_ids: Tensor, choose: Choice | None = 
     _choices[:] = [] if choose is None else [choose]
     model.set_attn_implementation(NAME)
     try:
-        return model(input_ids, use_cache=False).logits, list(_layers)
+        with torch.set_grad_enabled(with_gradients):
+            return model(input_ids, use_cache=False).logits, list(_layers)
     finally:
         model.set_attn_implementation(before)
         _layers.clear()
