@@ -14,13 +14,17 @@ from zoo.build import tiny
 from zoo.yarn import FACTOR, yarn_by_hand
 
 import headscope as hs
-from headscope.attention import backend
 from headscope.attention.families import sparse_attention
 from headscope.attention.record import AttentionRecord
 from headscope.decomposition.attributed_rows import find_top_far_rows
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.selfcheck import run_checks as run_checks_of_model
+from headscope.interventions.edits import registered
+from headscope.interventions.metrics import PairTokens
+from headscope.interventions.pair_runs import PairRuns
+from headscope.interventions.path_patching import Path, PathPatching, inspect_paths
 from headscope.interventions.sparse_attention import attending_by
+from headscope.interventions.units import head_units
 from headscope.measures.attention_rows import ROW_STATISTICS, row_statistics, with_row_sums
 from headscope.measures.copying import last_query_weights
 from headscope.measures.detectors import attention_weights_at
@@ -31,9 +35,6 @@ from headscope.measures.span_mass import row_weights
 from headscope.measures.sparse_rows import SparseRows
 from headscope.measures.sparse_rules import Indexer, parse_rule
 from headscope.measures.top_keys import find_top_keys
-from headscope.patching.activation_patching import LayerAttention, PatchingReplay, patched_outputs
-from headscope.patching.metrics import PairTokens
-from headscope.patching.path_patching import Path, PathPatching, inspect_paths
 from headscope.results.check_file import parse_checks
 from headscope.results.checks import run_checks
 from headscope.streaming import StreamingWindow
@@ -278,7 +279,7 @@ def test_in_the_whole_model_dense_means_all_keys(run: Any) -> None:
     with attending_by(hs.load(module), None) as sparse:
         found = module(input_ids=IDS, use_cache=False).logits
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
-    assert sparse.mean_kept == (LENGTH + 1) / 2
+    assert sparse.mean == (LENGTH + 1) / 2
     losses = run.rows("sparse_loss").groupby("rule")["nll"].mean()
     assert losses["top:16"] != losses["dense"]
 
@@ -300,29 +301,33 @@ def test_edits_of_heads_see_the_chosen_keys_and_tables_are_measured(model_type: 
 CAUSAL_STUDIES = pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text"])
 
 
+def pair_of(ids: Tensor, other: Tensor) -> PairTokens:
+    """Two prompts [1, L] with one answer."""
+    token = torch.tensor([5])
+    return PairTokens(torch.cat([ids, token[None]], 1), torch.cat([other, token[None]], 1), token, token + 1, LENGTH)
+
+
 @CAUSAL_STUDIES
 def test_a_patched_pattern_is_that_of_the_keys_chosen_in_its_own_run(model_type: str) -> None:
-    model, runs, found = hs.load(module_of(model_type)), list[LayerAttention](), list[AttentionRecord]()
-    last = model.attention_modules[-1]
-    for ids in (IDS, IDS.roll(1, 1)):
-        with hs.capturing(model) as layers, backend.collecting_outputs([last]) as calls, torch.no_grad():
-            layers.listen(found.append, [model.geometry.layers - 1])
-            model.module(input_ids=ids, use_cache=False)
-        runs.append(LayerAttention(*calls[0]))
-    patched = patched_outputs("pattern", *runs, [range(LENGTH)], [range(LENGTH)])
-    values = runs[0].call.v.repeat_interleave(runs[0].z.shape[1] // runs[0].call.v.shape[1], 1)
-    expected = found[1].weights(range(LENGTH)) @ values
-    torch.testing.assert_close(patched, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    model = hs.load(module_of(model_type))
+    runs, last = PairRuns(model, pair_of(IDS, IDS.roll(1, 1)), "logit_diff", 1e9), model.geometry.layers - 1
+    units = [unit for unit in head_units(model.geometry) if unit.layer == last]
+    with runs.capturing(), torch.no_grad():
+        _, call = runs.clean.attention(last)
+        with registered(model, [runs.patch("pattern", "noising", units)]):
+            patched, _ = runs.clean.attention(last)
+        weights = runs.corrupted.records()[last].weights(range(LENGTH + 1))
+    expected = weights @ call.v[0].repeat_interleave(len(weights) // call.v.shape[1], 0)
+    torch.testing.assert_close(patched[0], expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
 
 @CAUSAL_STUDIES
 def test_paths_patched_together_equal_those_patched_alone(model_type: str) -> None:
     """Receivers in several layers: the indexer chooses other keys in each run."""
     model, other = hs.load(module_of(model_type)), IDS.roll(1, 1)
-    token = torch.tensor([5])
-    pair = PairTokens(torch.cat([IDS, token[None]], 1), torch.cat([other, token[None]], 1), token, token + 1, LENGTH)
+    pair = pair_of(IDS, other)
     paths = [Path((0, head), ((2, head), (3, 1)), end) for head in (0, 1) for end in ("q", "k", "v")]
-    replay = PatchingReplay(model, pair, "logit_diff", memory_bytes=1e9)
+    replay = PairRuns(model, pair, "logit_diff", memory_bytes=1e9)
     with replay.capturing():
         patching = PathPatching(replay, inspect_paths(model, pair.clean), "denoising", "frozen", 0)
         together = dict(patching.patch(paths))

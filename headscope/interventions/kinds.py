@@ -274,8 +274,8 @@ class RuleChoice(ChoiceKind):
             )
         order = rows.argsort()
         if not torch.equal(order, torch.arange(len(rows), device=rows.device)):
-            chosen = self.choose(record, rows[order], keys, logits[:, order], edit)
-            return chosen[:, order.argsort()]
+            in_order = self.choose(record, rows[order], keys, logits[:, order], edit)
+            return in_order[:, order.argsort()]
         cache = shared_cache(record)
         if self.rule.needs_log_sums and "with log sums" not in cache:
             cache["with log sums"] = with_log_sums(record)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from headscope.attention import backend
+from headscope.attention import backend, families
 from headscope.attention.edits import TokenSet
 from headscope.forward.frozen_prefix import FrozenPrefix, shared_prefix
 from headscope.forward.layer_parts import LayerParts
@@ -148,7 +148,8 @@ class PairRuns:
         heads = tuple(place for unit in units for place in unit.heads(self.model.geometry))
         if activation != "pattern":
             return [Edit(self._values_of(direction, activation), heads, (activation,), tokens)]
-        if tokens.tokens is None and self._shift(direction) == 0:  # rows of all queries are those of the other q and k
+        has_indexer = any(True for _ in families.indexers(self.model.module))  # it chooses other keys in each run
+        if tokens.tokens is None and self._shift(direction) == 0 and not has_indexer:  # the other q and k give all rows
             names: tuple[ActivationName, ...] = ("q", "k")
             return [Edit(self._values_of(direction, name), heads, (name,), tokens) for name in names]
         return [Edit(self._pattern_of(direction), heads, ("logits",), tokens)]
