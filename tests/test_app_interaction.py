@@ -22,7 +22,6 @@ from headscope.cli.flags import EXAMPLES, example_run
 from headscope.runs.run import Run
 
 pytestmark = pytest.mark.browser
-expect.set_options(timeout=60_000)  # other tests may run beside these
 TINY = {"layers": 2, "heads": 4, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
 ALL_LINKS = """() => [
     ...[...document.querySelectorAll("a[href^='/']")].map((link) => link.getAttribute("href")),

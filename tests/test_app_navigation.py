@@ -1,17 +1,17 @@
 """Clicks, keys, Back and the box "Go to" lead to what they show; a model keeps its style and the default is no step."""
 
 import re
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pandas as pd
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, Route, expect
+from support.app_pages import FOLLOW_LINK, wait_until_drawn
 from support.synthetic_runs import synthetic_run
-from werkzeug.serving import make_server
 
-from dashboards.app import create_app
 from dashboards.view_state import ViewState
 from headscope.plots import style
 from headscope.runs.run import Run
@@ -30,23 +30,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return synthetic_run(folder, models=("base", "yarn"), layers=7, heads=5, groups=1, lengths=(256, 1024), docs=2)
 
 
-@pytest.fixture(scope="module")
-def page(run: Run, chromium: Browser) -> Iterator[Page]:
-    server = make_server("127.0.0.1", 0, create_app(run.path.parent).server, threaded=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    context = chromium.new_context(viewport={"width": 1440, "height": 900})
-    context.set_default_timeout(60_000)
-    tab, problems = context.new_page(), list[str]()
-    tab.on("pageerror", lambda error: problems.append(str(error)))
-    tab.goto(f"http://127.0.0.1:{server.server_port}/")
-    yield tab
-    context.close()
-    server.shutdown()
-    assert problems == []
-
-
-def open_page(page: Page, path: str) -> None:
-    page.goto(re.sub(r"(//[^/]+)/.*", rf"\1{path}", page.url))
+@pytest.fixture
+def open_page(run: Run, serve: Callable[[Path], str], browse: Callable[..., Page]) -> Callable[[str], Page]:
+    return lambda path: browse(f"{serve(run.path.parent)}{path}")
 
 
 def click_middle(page: Page, title: str, model: str) -> None:
@@ -63,9 +49,11 @@ def click_middle(page: Page, title: str, model: str) -> None:
 
 @pytest.mark.browser
 @pytest.mark.parametrize("model", ["base", "yarn"])
-def test_a_click_on_the_chart_of_a_model_opens_the_head_of_that_model(page: Page, model: str) -> None:
+def test_a_click_on_the_chart_of_a_model_opens_the_head_of_that_model(
+    open_page: Callable[[str], Page], model: str
+) -> None:
     other = {"base": "yarn", "yarn": "base"}[model]
-    open_page(page, f"/retrieval?model={other}&tab=retrieval-scores-of-heads")
+    page = open_page(f"/retrieval?model={other}&tab=retrieval-scores-of-heads")
     click_middle(page, "Retrieval score of every head", model)
     expect(page.locator("h1")).to_have_text("Layer 3, head 2")
     expect(page.get_by_role("textbox", name="Model", exact=True)).to_have_value(model)
@@ -73,8 +61,10 @@ def test_a_click_on_the_chart_of_a_model_opens_the_head_of_that_model(page: Page
 
 
 @pytest.mark.browser
-def test_keys_on_a_matrix_move_a_cursor_and_say_the_value_not_its_logarithm(page: Page, run: Run) -> None:
-    open_page(page, "/heads?model=base&stat=ess2_1024")
+def test_keys_on_a_matrix_move_a_cursor_and_say_the_value_not_its_logarithm(
+    open_page: Callable[[str], Page], run: Run
+) -> None:
+    page = open_page("/heads?model=base&stat=ess2_1024")
     matrix = page.locator("[data-head-matrix]").first
     expect(matrix.locator(".heatmaplayer image")).to_be_attached()
     matrix.focus()
@@ -90,17 +80,17 @@ def test_keys_on_a_matrix_move_a_cursor_and_say_the_value_not_its_logarithm(page
 
 @pytest.mark.browser
 @pytest.mark.parametrize("text", ["layer 5 head 3", "L5H3", "5.3", "Layer 5, Head 3"])
-def test_go_to_accepts_what_people_write(page: Page, text: str) -> None:
+def test_go_to_accepts_what_people_write(open_page: Callable[[str], Page], text: str) -> None:
+    page = open_page("/")
     page.locator("#go-to-head").fill(text)
     page.locator("#go-to-head").press("Enter")
     page.wait_for_url("**/head/5.3*")
     expect(page.locator("h1")).to_have_text("Layer 5, head 3")
-    page.go_back()
 
 
 @pytest.mark.browser
-def test_back_restores_the_scroll_position(page: Page) -> None:
-    open_page(page, "/heads?model=base")
+def test_back_restores_the_scroll_position(open_page: Callable[[str], Page]) -> None:
+    page = open_page("/heads?model=base")
     table = page.locator("#head-table")
     table.scroll_into_view_if_needed()
     expect(page.locator("#head-table .ag-row").first).to_be_visible()
@@ -117,12 +107,91 @@ def test_back_restores_the_scroll_position(page: Page) -> None:
 
 
 @pytest.mark.browser
-def test_the_lens_shows_its_query_and_folds_blank_lines(page: Page, run: Run) -> None:
+def test_the_lens_shows_its_query_and_folds_blank_lines(open_page: Callable[[str], Page], run: Run) -> None:
     queries = sorted(run.top_keys.query("context_length == 256")["query"].unique())
-    open_page(page, f"/lens?model=base&length=256&layer=1&head=1&row={queries[-2]}")
+    page = open_page(f"/lens?model=base&length=256&layer=1&head=1&row={queries[-2]}")
     token = page.locator(".passage .token.marked").first
     expect(token).to_be_in_viewport()
     assert page.locator(".passage").first.evaluate("passage => passage.scrollHeight") < 1500, "256 tokens on a screen"
+
+
+# A page that is opened while an earlier one is on its way
+
+
+@contextmanager
+def late_timers(page: Page) -> Iterator[None]:
+    """Timers that do not run at once run after three seconds, as in a busy browser."""
+    page.evaluate(
+        """() => { window.punctualTimeout = setTimeout;
+        window.setTimeout = (run, delay, ...rest) => punctualTimeout(run, delay < 50 ? delay : 3000, ...rest); }"""
+    )
+    try:
+        yield
+    finally:
+        page.evaluate("() => { window.setTimeout = punctualTimeout; }")
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
+    """A run of two models and a run of one, in one folder."""
+    folder = tmp_path_factory.mktemp("two")
+    size = {"layers": 2, "heads": 4, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
+    return synthetic_run(folder, ("base", "yarn"), **size), synthetic_run(folder, ("base",), **size)
+
+
+def assert_stays(page: Page, path: str, run: Run) -> None:
+    """The page of this path and run arrives, and neither the URL nor the control of runs leads elsewhere."""
+    expect(page.locator("header nav [aria-current=page]")).to_have_attribute("href", path)
+    wait_until_drawn(page)
+    page.wait_for_timeout(1000)
+    url = urlsplit(page.url)
+    assert (url.path, parse_qs(url.query)["run"]) == (path, [run.name])
+    assert page.locator("#run-control input[type=hidden]").input_value() == run.name
+
+
+@pytest.mark.browser
+def test_back_after_a_click_shows_the_run_of_the_url(
+    two_runs: tuple[Run, Run], serve: Callable[[Path], str], browse: Callable[..., Page]
+) -> None:
+    first, second = two_runs
+    url = serve(first.path.parent)
+    for path in ("/heads", "/runs"):
+        page = browse(f"{url}{path}?run={first.name}")
+    with late_timers(page):
+        page.locator(".ag-row", has_text=second.name).locator("[col-id='run']").click()
+        page.evaluate("history.go(-2)")
+        assert_stays(page, "/heads", first)
+
+
+@pytest.mark.browser
+def test_an_address_that_is_opened_while_a_choice_is_on_its_way_stays(
+    two_runs: tuple[Run, Run], serve: Callable[[Path], str], browse: Callable[..., Page]
+) -> None:
+    first, second = two_runs
+    url = serve(first.path.parent)
+    page = browse(f"{url}/trials?run={second.name}")
+    with late_timers(page):
+        page.locator("select[data-navigates]").first.select_option(index=0)
+        page.evaluate(FOLLOW_LINK, f"{url}/?run={first.name}")
+        assert_stays(page, "/", first)
+
+
+@pytest.mark.browser
+def test_a_table_of_a_page_that_is_left_does_not_change_the_address_of_the_next(
+    two_runs: tuple[Run, Run], serve: Callable[[Path], str], browse: Callable[..., Page]
+) -> None:
+    """The table reports its order late, when the answer of the next page is on its way."""
+    first, _ = two_runs
+    page = browse(f"{serve(first.path.parent)}/heads?run={first.name}&sort=cov-asc")
+    held: list[Route] = []
+    page.route(re.compile("_dash-update-component"), lambda route: held.append(route), times=1)
+    page.get_by_role("link", name="Runs", exact=True).click()
+    page.evaluate("""dash_clientside.set_props("head-table", { columnState: [{ colId: "growth", sort: "desc" }] })""")
+    page.wait_for_timeout(500)
+    (answer,) = held
+    answer.continue_()
+    assert_stays(page, "/runs", first)
+    assert "sort" not in page.url
 
 
 def test_a_model_has_one_style_in_all_runs() -> None:

@@ -18,7 +18,6 @@ from dashboards.run_store import run_label
 from headscope.runs.run import Run
 
 pytestmark = pytest.mark.browser
-expect.set_options(timeout=60_000)  # other tests may run beside these
 LENGTH = 1024
 CURVES_OF_ROPE = """(plot) => plot._fullData.filter(({ name }) => name === "rope-s0")
     .map(({ customdata, y }) => [[...customdata], [...y]])"""

@@ -293,7 +293,6 @@ def app(run: Run) -> Iterator[str]:
 
 @pytest.mark.browser
 def test_selecting_a_row_by_any_control_updates_the_url(app: str, chromium: Browser) -> None:
-    expect.set_options(timeout=30_000)
     page, errors = chromium.new_page(), list[str]()
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: errors.append(str(error)))

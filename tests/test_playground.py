@@ -483,7 +483,6 @@ def run_to_the_end(page: Page, prompt: str, heads: str = "") -> None:
 def test_a_typed_prompt_shows_its_tokens_the_pattern_and_the_effect_of_ablation(
     page: Page, session: ModelSession
 ) -> None:
-    expect.set_options(timeout=60_000)
     run_to_the_end(page, PROMPT, "L0H1, L1H2")
     expect(page.locator("#playground-next th", has_text="yarn, ablated")).to_be_visible()
     texts = page.locator("#playground-tokens .token").all_inner_texts()
@@ -571,7 +570,6 @@ def test_the_weight_of_every_head_from_one_token_to_another_is_that_of_eager_att
 def test_two_clicked_tokens_show_the_weight_of_every_head_and_the_link_keeps_the_view(
     page: Page, session: ModelSession
 ) -> None:
-    expect.set_options(timeout=15_000)
     run_to_the_end(page, PROMPT, "L0H1")
     expect(page.locator("#playground-next th", has_text="base, ablated")).to_be_visible()
     expect(page.locator("#attention-readout")).to_contain_text("Point at a cell")
@@ -614,7 +612,6 @@ def test_two_clicked_tokens_show_the_weight_of_every_head_and_the_link_keeps_the
 
 @pytest.mark.browser
 def test_selected_text_is_a_span_and_every_head_shows_its_weight_on_it(page: Page, session: ModelSession) -> None:
-    expect.set_options(timeout=60_000)
     run_to_the_end(page, PROMPT)
     expect(page.locator("#attention-readout")).to_contain_text("Point at a cell")
     first, last = (page.locator("#playground-tokens .token").nth(position).bounding_box() for position in (2, 5))
@@ -638,7 +635,6 @@ def test_selected_text_is_a_span_and_every_head_shows_its_weight_on_it(page: Pag
 
 @pytest.mark.browser
 def test_selected_heads_go_into_the_box_of_the_page_and_the_prompt_stays(page: Page) -> None:
-    expect.set_options(timeout=15_000)
     address = page.url
     page.goto(f"{address.split('?')[0]}?heads=L1H2")
     page.locator("#playground-prompt").fill(PROMPT)
@@ -657,7 +653,6 @@ def test_invalid_entries_of_a_link_are_left_out(text: str) -> None:
 
 @pytest.mark.browser
 def test_a_head_chosen_while_a_layer_loads_stays_chosen(page: Page) -> None:
-    expect.set_options(timeout=60_000)
     run_to_the_end(page, PROMPT)
     title = page.locator("#attention-title")
     expect(title).to_contain_text(re.compile("Attention of L[01]H"))
@@ -716,7 +711,6 @@ def check_display(page: Page) -> None:
 
 @pytest.mark.browser
 def test_mistakes_and_a_dead_process_give_one_sentence(page: Page, app: Flask) -> None:
-    expect.set_options(timeout=60_000)
     message = page.locator("#playground-message")
     expect(page.locator("#playground-results")).to_be_visible()
     for prompt, heads, named in (

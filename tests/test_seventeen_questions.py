@@ -69,7 +69,6 @@ def tab(chromium: Browser, needle_run: Run) -> Iterator[tuple[Page, str]]:
         viewport={"width": 1440, "height": 900}, permissions=["clipboard-read", "clipboard-write"]
     )
     context.set_default_timeout(60_000)
-    expect.set_options(timeout=60_000)
     page, url = context.new_page(), f"http://127.0.0.1:{server.server_port}/"
     page.goto(url)
     page.evaluate(COUNT_CLICKS)

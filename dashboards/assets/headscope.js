@@ -21,10 +21,16 @@
   };
   const go = (pathname, search) => {
     leavePage();
-    const request = requested = { pathname, search };
-    setTimeout(() => { if (requested === request) requested = null; }, 100);  // by then the URL is that of the page
+    requested = pathname + search === viewAddress() ? null : { pathname, search };
     window.dash_clientside.set_props("url", { pathname, search });
   };
+  // Until the URL is that of a page: no time limit, as a busy browser runs timers late.
+  const { pushState } = history;
+  history.pushState = (...entry) => {
+    pushState.apply(history, entry);
+    requested = null;
+  };
+  addEventListener("popstate", (event) => { if (event.isTrusted) requested = null; });
   // Replaces the URL by one for the same view: no new page, and no entry in the history.
   const replaceQuery = (search) => {
     const isLeaving = requested && requested.pathname !== location.pathname;
@@ -157,9 +163,10 @@
       },
       changeControls(values, state) {
         const controls = window.dash_clientside.callback_context.inputs_list[0].map((input) => input.id.control);
+        const isFollowed = (control, value) => control in followedValues && isEqual(value, followedValues[control]);
+        const changed = controls.map((control, index) => [control, values[index]]).filter(([control, value]) =>
+          control in state.control_values && !isEqual(value, state.control_values[control]) && !isFollowed(control, value));
         controls.forEach((control, index) => { followedValues[control] = values[index]; });
-        const changed = controls.map((control, index) => [control, values[index]])
-          .filter(([control, value]) => control in state.control_values && !isEqual(value, state.control_values[control]));
         if (!changed.length) return;
         const changes = Object.fromEntries(changed);
         // Bounds and filters belong to the previous statistic or run.
@@ -179,7 +186,8 @@
         if (heads) select([...(shiftPressed ? selectedHeads() : []), ...heads.map(([layer, head]) => `${layer}.${head}`)]);
       },
       storeTableState(filters, columns) {
-        if (!document.getElementById("head-table") || !columns) return;
+        const isLeft = page.pathname !== location.pathname;  // the table that reports is that of the page on screen
+        if (!document.getElementById("head-table") || !columns || isLeft) return;
         const sorted = columns.find((column) => column.sort);
         const text = filters && Object.keys(filters).length ? JSON.stringify(filters) : "";
         replaceQuery(changedQuery({ sort: sorted ? `${sorted.colId}-${sorted.sort}` : "", column_filters: text }));

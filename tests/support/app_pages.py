@@ -14,6 +14,7 @@ from dashboards.app import create_app
 from dashboards.run_store import RunStore
 from headscope.cli.flags import example_run
 
+expect.set_options(timeout=60_000)  # other processes may run beside the tests
 VISIBLE_DRAWN = """() => {
     const isDrawn = (chart) => chart.querySelector(".main-svg") || chart.getBoundingClientRect().top > innerHeight;
     return !document.querySelector("main .loading") && [...document.querySelectorAll(".dash-graph")].every(isDrawn);
