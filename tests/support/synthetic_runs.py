@@ -74,16 +74,25 @@ def _tables(sizes: Sizes, models: tuple[str, ...], probes: tuple[str, ...]) -> d
     """Tests often write a run of the same tables, each to a folder of its own."""
     blocks: dict[str, list[pd.DataFrame]] = {}
     for number, model in enumerate(models):
-        cells = [position_rows(sizes, model, number)]
-        for probe in probes:
-            if probe == "measure":
-                cells += measure_rows(sizes, model, number)
-            elif probe in ROWS:
-                cells += [tables for _, tables in ROWS[probe](sizes, model, number)]
-            else:
-                tables_of_probe = plugins.probes()[probe].tables()
-                cells += [{table.name: declared_rows(table, sizes, model, number) for table in tables_of_probe}]
+        cells = [position_rows(sizes, model, number), *(_probe_tables(sizes, number, probe) for probe in probes)]
         for tables in cells:
-            for name, columns in tables.items():
-                blocks.setdefault(name, []).append(pd.DataFrame(columns))
+            for name, rows in tables.items():
+                blocks.setdefault(name, []).append(rows.assign(model=model) if "model" in rows else rows)
+    return {name: pd.concat(frames, ignore_index=True) for name, frames in blocks.items()}
+
+
+@lru_cache(maxsize=256)
+def _probe_tables(sizes: Sizes, number: int, probe: str) -> dict[str, pd.DataFrame]:
+    """The tables of a probe about the model with this number, which has no label yet."""
+    if probe == "measure":
+        cells = [*measure_rows(sizes, "", number)]
+    elif probe in ROWS:
+        cells = [tables for _, tables in ROWS[probe](sizes, "", number)]
+    else:
+        declared = plugins.probes()[probe].tables()
+        cells = [{table.name: declared_rows(table, sizes, "", number) for table in declared}]
+    blocks: dict[str, list[pd.DataFrame]] = {}
+    for tables in cells:
+        for name, columns in tables.items():
+            blocks.setdefault(name, []).append(pd.DataFrame(columns))
     return {name: pd.concat(frames, ignore_index=True) for name, frames in blocks.items()}
