@@ -116,17 +116,17 @@ def test_paper_page_ends_with_the_notes_and_current_verdicts_of_shipped_runs_and
 SMALLER = {
     "--lengths 512,1024 --depths 3 --needles 2 --ablate-top 4 --draws 2": "--lengths 128, --depths 1 --needles 2 "
     "--ablate-top 4 --draws 1",
-    "--pairs pairs.jsonl": "--pairs pairs.jsonl --verify-top 1 --verify-random 1",
     "--out loss.pdf": "--out loss.html",  # needs no browser
     "--length 64,128": "--length 24,48",
     "--length 64": "--length 24",
     "--length 128": "--length 48",
     "--phase 128:2": "--phase 48:2",
     "--max-length 192": "--max-length 128",
-    "--pairs induction --count 8 --length 48": "--pairs induction --count 2 --length 24",
+    "--positions each --method exact": "--positions each --verify-top 1 --verify-random 1",
     "--count 4 --method exact --mlps": "--count 2 --method exact --mlps",
-    "--count 12 --seed 1 --random-subsets 5 --greedy 2": "--count 4 --by span --seed 1 --random-subsets 2 --greedy 1",
-    "--count 12 --seed 1": "--count 4 --by span --seed 1",
+    "--pairs ioi --count 16 --draws 1": "--pairs induction --length 24 --count 3 --draws 1",
+    "--count 12 --seed 1 --random-subsets 5 --greedy 2": "--count 3 --by span --seed 1 --random-subsets 1 --greedy 1",
+    "--count 12 --seed 1 --random-subsets 2": "--count 3 --by span --seed 1 --random-subsets 1",
     "--verify-top 3 --verify-random 3": "--verify-top 1 --verify-random 1",
     "--verify-top 3 --verify-random 2": "--verify-top 1 --verify-random 1",
     "lengths=[128]": "lengths=[48]",
@@ -147,7 +147,7 @@ def smaller(code: str) -> str:
 
 
 @pytest.mark.model
-@pytest.mark.usefixtures("opened_once")
+@pytest.mark.usefixtures("opened_once", "studies_run_once")
 def test_readme_python_examples_run(tmp_path, monkeypatch, capsys):
     code = smaller("\n".join(blocks("python")))
     monkeypatch.chdir(tmp_path)
@@ -157,7 +157,7 @@ def test_readme_python_examples_run(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.model
-@pytest.mark.usefixtures("opened_once")
+@pytest.mark.usefixtures("opened_once", "studies_run_once")
 def test_readme_shell_examples_run_in_order(headscope, tmp_path, monkeypatch):
     """In this process, which has imported torch; the installed command itself is started by other tests."""
     (tmp_path / "headscope").symlink_to(ROOT / "headscope")  # commands name shipped runs from the root of a clone

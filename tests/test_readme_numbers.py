@@ -76,7 +76,7 @@ def test_the_shipped_run_of_the_finding_is_that_of_the_command_in_the_readme() -
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.usefixtures("opened_once")
+@pytest.mark.usefixtures("opened_once", "studies_run_once")
 def test_the_commands_of_the_readme_print_what_it_shows(
     headscope: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

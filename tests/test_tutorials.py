@@ -62,7 +62,7 @@ def blocks(name: str) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.model
-@pytest.mark.usefixtures("opened_once")
+@pytest.mark.usefixtures("opened_once", "studies_run_once")
 @pytest.mark.parametrize("name", PAGES)
 def test_tutorial_runs_from_its_first_block_to_its_last(name, headscope, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
