@@ -7,7 +7,7 @@ EXAMPLE := headscope/examples/20261128T014249Z-example-82cadd44
 HEAD_INFLUENCE := headscope/examples/20261128T211755Z-head-influence-db70c2b4
 unexport PYTHONDONTWRITEBYTECODE  # compiled files of the libraries save every process several seconds
 
-.PHONY: demo dash test test-oldest check lint types bench docs site paper paper-page wheels browser clean
+.PHONY: demo dash test test-rest test-all test-oldest check lint types bench docs site paper paper-page wheels browser clean
 
 demo: .venv/ready  ## measure the bundled model under four position schemes and write report.html
 	$(BIN)/headscope demo
@@ -15,8 +15,14 @@ demo: .venv/ready  ## measure the bundled model under four position schemes and 
 dash: .venv/ready  ## explore the shipped example run in the browser
 	$(BIN)/headscope dash
 
-test: .venv/ready-dev browser  ## every test, on the real model and in a real browser
+test: .venv/ready-dev browser  ## every behaviour, on the real model and in a real browser; of exhaustive tests a sample
 	$(BIN)/pytest
+
+test-rest: .venv/ready-dev browser  ## what `make test` leaves out
+	$(BIN)/pytest --tier rest
+
+test-all: .venv/ready-dev browser  ## every case of every test
+	$(BIN)/pytest --tier all
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

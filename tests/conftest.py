@@ -39,7 +39,7 @@ from headscope.models.loading import load_tokenizer
 from headscope.positions.model import Model
 from headscope.prompts import texts
 
-pytest_plugins = ["support.app_pages"]
+pytest_plugins = ["support.app_pages", "support.sampling", "support.stored_studies"]
 sys.dont_write_bytecode = False
 os.fsync = lambda descriptor: None  # tests kill processes, never the machine; a disk may need 10 ms for each call
 gc.set_threshold(GC_THRESHOLD)

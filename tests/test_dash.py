@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -186,6 +187,7 @@ def test_the_navigation_has_a_tab_per_question_and_a_row_of_its_pages():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive(sample=18)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("matches", ["some", "none"])
 def test_every_page_applies_filters_notes_what_it_ignores_and_is_exported(client, path: str, matches: str):
@@ -250,7 +252,9 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_combined", [False, True], ids=["one run", "combined runs"])
-def test_every_view_renders(uneven: Path, is_combined: bool, monkeypatch: pytest.MonkeyPatch):
+def test_every_view_renders(
+    uneven: Path, is_combined: bool, monkeypatch: pytest.MonkeyPatch, sampled: Callable[..., list[Any]]
+):
     """Every page with every value of its controls and every pair of values, as the app builds it.
 
     Of three values together, one example per kind: which of model and baseline have the statistic, and its scale. For
@@ -263,20 +267,19 @@ def test_every_view_renders(uneven: Path, is_combined: bool, monkeypatch: pytest
         runs = names if is_combined else names[:1]
         run = resolve_url("/", {"run": runs})[1]
         assert is_combined == any("base · " in label for label in run.models)
-        count = 0
-        for page in all_pages():
-            for query in _queries(page, run):
-                _, run, view, content = resolve_url(page.PATH, {"run": runs, **query})
-                assert all_components(page, run, content, view)[0].children == content.title, query
-                assert build_controls(page, run, view)
-                state = browser_state(page.PATH, "", page, run, view, content)
-                assert state["query_string"].count("run=") == len(runs)
-                assert not view.notes
-                assert all_blocks(content) or content.introduction, f"{page.PATH} {query} is empty"
-                count += 1
-        assert count > 90
+        views = [(page, query) for page in all_pages() for query in _queries(page, run)]
+        assert len(views) > 90
+        for page, query in sampled(views, SAMPLED_VIEWS):
+            _, run, view, content = resolve_url(page.PATH, {"run": runs, **query})
+            assert all_components(page, run, content, view)[0].children == content.title, query
+            assert build_controls(page, run, view)
+            state = browser_state(page.PATH, "", page, run, view, content)
+            assert state["query_string"].count("run=") == len(runs)
+            assert not view.notes
+            assert all_blocks(content) or content.introduction, f"{page.PATH} {query} is empty"
 
 
+SAMPLED_VIEWS = 24
 CACHED_FUNCTIONS = (
     (
         assembly,

@@ -97,6 +97,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive(sample=len(PATHS) // 4)
 @pytest.mark.parametrize("path", PATHS)
 def test_every_page_fits_and_is_accessible_light_and_dark_wide_and_narrow(
     whole: Path, serve: Callable[[Path], str], browse: Callable[..., Page], path: str

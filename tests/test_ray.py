@@ -111,6 +111,7 @@ class KillsRaylet(NoProgress):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_raylet_ends_the_run_in_one_line_and_it_can_be_resumed(
     folder: Path, local_run: Run, tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def descendants(process: int) -> set[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_driver_leaves_no_process_and_a_run_to_resume(folder: Path, local_run: Run, tmp_path: Path) -> None:
     """Any engine can resume it and ends with the same bytes."""
     code = f"""
@@ -216,6 +218,7 @@ class KillsAt(KillsAfter):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_cell_that_kills_every_worker_is_named_and_the_others_are_kept(
     folder: Path, local_run: Run, ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +285,7 @@ except Interrupted:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_failed_start_of_ray_leaves_no_process() -> None:
     done = subprocess.run([sys.executable, "-c", FAILING_START], capture_output=True, text=True, check=False)
     assert "left: []" in done.stdout, done.stdout + done.stderr

@@ -123,7 +123,15 @@ def test_a_second_signal_adds_no_second_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 15), (signal.SIGTERM, 9)])
+@pytest.mark.parametrize(
+    ("number", "times"),
+    [
+        (signal.SIGINT, 2),
+        (signal.SIGTERM, 2),
+        pytest.param(signal.SIGINT, 15, marks=pytest.mark.exhaustive),
+        pytest.param(signal.SIGTERM, 9, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_run_interrupted_at_any_moment_resumes_to_the_same_bytes(
     server: Server, plan: Path, uninterrupted_run: Run, tmp_path: Path, number: int, times: int
 ) -> None:
@@ -154,7 +162,14 @@ def test_run_interrupted_at_any_moment_resumes_to_the_same_bytes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 3), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize(
+    ("number", "times"),
+    [
+        (signal.SIGINT, 1),
+        pytest.param(signal.SIGINT, 3, marks=pytest.mark.exhaustive),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_process_interrupted_at_any_moment_ends_without_traceback_and_resumes(
     server: Server, plan: Path, uninterrupted_run: Run, tmp_path: Path, number: int, times: int
 ) -> None:

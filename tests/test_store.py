@@ -149,15 +149,15 @@ def test_a_run_interrupted_at_every_step_of_a_commit_is_finished_and_at_any_othe
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_ten_random_moments_resumes_to_the_same_bytes(tmp_path, fresh, monkeypatch):
-    touched, chance = [], random.Random(0)
+def test_a_run_killed_at_ten_random_moments_resumes_to_the_same_bytes(tmp_path, fresh, monkeypatch, sampled):
+    touched = []
     with monkeypatch.context() as patch:
         for name in ("fsync", "rename"):
             function = getattr(os, name)
             patch.setattr(os, name, lambda *args, function=function: (touched.append(args), function(*args))[1])
         reference = contents(study(tmp_path / "whole"))
-    for attempt in range(10):
-        out = tmp_path / str(attempt)
+    for attempt in sampled(range(10), 1):
+        out, chance = tmp_path / str(attempt), random.Random(attempt)
         process = fresh.Process(target=_slow_study, args=(out, chance.randrange(len(touched))))
         process.start()
         while process.is_alive() and not out.exists():
