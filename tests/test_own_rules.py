@@ -303,7 +303,7 @@ def test_the_prompts_rows_do_not_depend_on_tiles(
 ) -> None:
     model = hs.load(str(folder / "tiny"), device="cpu")
     ids = torch.randint(3, families.VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(2))
-    monkeypatch.setattr("headscope.measures.sparse_outputs.LOGITS_PER_TILE", rows_per_tile)
+    monkeypatch.setattr("headscope.attention.edited_attention.LOGITS_PER_BLOCK", rows_per_tile)
     with attending_by(model, PromptRule(parse_rule("vertical-slash:4:4"), 21)) as sparse, torch.no_grad():
         model.module(ids, use_cache=False)
     with attending_by(model, parse_rule("vertical-slash:4:4")) as alone, torch.no_grad():

@@ -298,8 +298,8 @@ class AttentionRecord:
         """The logits of `masked_logits` without the record's edits of logits."""
         groups, _, dim = self.k.shape
         numbers = torch.arange(keys.start, keys.stop, device=rows.device) if isinstance(keys, slice) else keys
-        q = (self.q[:, rows].float() * self.scaling).reshape(groups, -1, dim)
-        logits = self.soft_cap(q @ self.k[:, keys].float().mT).view(-1, len(rows), len(numbers))
+        q = self.q[:, rows].float().reshape(groups, -1, dim)
+        logits = self.soft_cap((q @ self.k[:, keys].float().mT).mul_(self.scaling)).view(-1, len(rows), len(numbers))
         distance = self.query_key_index[rows][:, None] - numbers
         is_hidden = (distance < 0) | (distance >= self.visible_counts[rows][:, None])
         if rows.device.type != "cpu" or bool(is_hidden.any()):  # a GPU is not waited for
