@@ -299,6 +299,7 @@ class AttentionRecord:
         groups, _, dim = self.k.shape
         numbers = torch.arange(keys.start, keys.stop, device=rows.device) if isinstance(keys, slice) else keys
         q = self.q[:, rows].float().reshape(groups, -1, dim)
+        # Scaled after the product, as in eager attention: the scores are equal bit for bit.
         logits = self.soft_cap((q @ self.k[:, keys].float().mT).mul_(self.scaling)).view(-1, len(rows), len(numbers))
         distance = self.query_key_index[rows][:, None] - numbers
         is_hidden = (distance < 0) | (distance >= self.visible_counts[rows][:, None])
