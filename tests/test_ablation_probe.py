@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.ablation import report
 from probes.ablation.results import head_results, results
-from probes.ablation.schema import POSITIONS_MARK
+from probes.ablation.schema import KINDS, POSITIONS_MARK
 
 PROMPT, ANSWER, WRONG = "w1 w5 w9 w5", " w7", " w8"
 ASKED = ("--prompt", PROMPT, "--answer", ANSWER)
@@ -124,13 +124,15 @@ def test_named_heads_and_their_controls_are_ablated_in_batches(
     The heads are in two layers, and are ablated at the last token only.
     """
     counts: list[int] = []
-    batch = Replay.target_logits_of_edits
-    monkeypatch.setattr("probes.ablation.run.runs_per_batch", lambda *_: most)
-    monkeypatch.setattr(
-        Replay,
-        "target_logits_of_edits",
-        lambda self, edits, copies: counts.append(copies) or batch(self, edits, copies),
-    )
+    hidden_states = Replay.hidden_states
+
+    def count_sets(self: Replay, runs: Sequence[Any]) -> Tensor:
+        sets = [run for run in runs if sum(len(edit.heads) for edit in run) == 3]
+        counts.extend([len(sets)] if sets else [])
+        return hidden_states(self, runs)
+
+    monkeypatch.setattr("headscope.interventions.replay.runs_per_batch", lambda *_: most)
+    monkeypatch.setattr(Replay, "hidden_states", count_sets)
     section = {"heads": ["L0H1", "L2H3", "L2H0"], "positions": ["last"], "kinds": ["zero", "mean", "streaming:0+1"]}
     run = run_study(folder, tmp_path, prompt=PROMPT, answer=ANSWER, **section)
     assert counts == 3 * batches
@@ -297,7 +299,9 @@ def test_all_heads_of_a_layer_have_no_control(folder: Path, tmp_path: Path) -> N
     assert not [result for result in results(run) if result.question == "ablation.control"]
 
 
-def test_progress_is_reported_within_one_prompt(folder: Path, tmp_path: Path) -> None:
+def test_progress_is_reported_within_one_prompt(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headscope.interventions.replay.runs_per_batch", lambda *_: 4)
+
     class Counts(NoProgress):
         steps = 0
 
@@ -307,7 +311,7 @@ def test_progress_is_reported_within_one_prompt(folder: Path, tmp_path: Path) ->
     progress, content = Counts(), {"models": {"base": f"{folder}/tiny"}, "device": "cpu"}
     content["ablation"] = {"prompt": PROMPT, "answer": ANSWER}
     runner.run_study(build_study(content), tmp_path, progress=progress)
-    assert progress.steps >= 4, "one step per layer"
+    assert progress.steps >= 4, "one step per batch of 4 of 16 heads"
 
 
 def test_heads_come_from_a_saved_set_and_from_the_top_heads_of_a_run(folder: Path, tmp_path: Path) -> None:
@@ -420,16 +424,16 @@ def test_two_files_of_one_name_are_refused(refused: Callable[..., str], folder: 
 def test_report_and_head_page_have_the_changes_of_every_head(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, pairs=4, lengths=(256,))
     (group,) = report.charts(assembly.render_context(run))
-    assert len([*group.charts]) == 4
+    assert len([*group.charts]) == len(KINDS)
     of_head = [*head_results(run, "base", 1, 2)]
     row = run.heads[(run.heads["model"] == "base") & (run.heads["layer"] == 1) & (run.heads["head"] == 2)].iloc[0]
     assert [result.value for result in of_head] == pytest.approx(
         [row[f"ablation_{result.where['intervention']}"] for result in of_head]
     )
-    assert len(of_head) == 4
+    assert len(of_head) == len(KINDS)
     every_result = [*results(run)]
     assert len({result.key for result in every_result}) == len(every_result)
-    assert sum(result.question in {"ablation.top", "ablation.lowest"} for result in every_result) == 2 * 2 * 4
+    assert sum(result.question in {"ablation.top", "ablation.lowest"} for result in every_result) == 2 * 2 * len(KINDS)
     assert all(sentence(result) for result in every_result)
 
 

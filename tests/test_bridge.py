@@ -148,17 +148,30 @@ def keep(value: Tensor, hook: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("hook", MATRIX_HOOKS)
-def test_patterns_of_padded_batches_and_streaming_groups_are_refused(hook: str) -> None:
+def test_patterns_of_padded_batches_are_refused(hook: str) -> None:
     model = bridged("llama-gqa")
     mask = torch.ones_like(IDS)
     mask[0, :5] = 0
     hooks = [(f"blocks.1.attn.{hook}", keep)]
-    with torch.no_grad(), capturing(model) as layers:
-        with refuses(BadInput, hook, "padded"):
-            model.bridge.run_with_hooks(IDS, fwd_hooks=hooks, attention_mask=mask)
+    with torch.no_grad(), capturing(model), refuses(BadInput, hook, "padded"):
+        model.bridge.run_with_hooks(IDS, fwd_hooks=hooks, attention_mask=mask)
+
+
+def test_patterns_of_edited_heads_are_those_that_the_heads_use() -> None:
+    """A streaming KV group and a steered head: the hook gets the weights of listeners and changes no output."""
+    model, records, patterns = bridged("llama-gqa"), list[AttentionRecord](), list[Tensor]()
+    hooks = [("blocks.1.attn.hook_pattern", lambda pattern, hook: patterns.append(pattern))]
+    with torch.no_grad(), hs.steered(model, "L1H3", range(2, 5), 0.1), capturing(model) as layers:
         layers.stream(1, [0], StreamingWindow(2, 4))
-        with refuses(BadInput, hook, "streaming"):
-            model.bridge.run_with_hooks(IDS, fwd_hooks=hooks)
+        layers.listen(records.append, [1])
+        expected = model.bridge(IDS)
+        assert difference(model.bridge.run_with_hooks(IDS, fwd_hooks=hooks), expected) <= 1e-4
+    weights = torch.stack([record.weights(range(LENGTH)) for record in records[:2]])
+    assert difference(patterns[0], weights) <= 1e-6
+    distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    is_hidden = (distance >= 4) & (torch.arange(LENGTH) >= 2)
+    assert (patterns[0][:, :2][..., is_hidden] == 0).all()
+    assert (patterns[0][:, 2:][..., is_hidden] > 0).any()
 
 
 def test_nested_contexts_run_a_hook_once() -> None:

@@ -294,11 +294,12 @@ def test_gradients_are_those_of_the_scheme_if_another_thread_recomputes_the_laye
 
 # Contexts that end in any order ------------------------------------------------------------------------------------
 
+# Nested choices of keys intersect; a second zero ablation of one head would be refused.
 CONTEXTS: dict[str, Callable[[Model], AbstractContextManager[Any]]] = {
     "yarn": lambda model: hs.attached(model, "yarn:factor=4"),
     "logn": lambda model: hs.attached(model, "logn:length=4"),
     "alibi": lambda model: hs.attached(model, "alibi"),
-    "ablated": lambda model: hs.ablated(model, "L1H1,L3H0"),
+    "ablated": lambda model: hs.ablated(model, "L1H1,L3H0", "streaming:1+3"),
     "capturing": hs.capturing,
     "using_backend": lambda model: backend.using_backend(model.module),
     "eager": lambda model: backend.using_attention_implementation(model.module, "eager"),
