@@ -17,6 +17,7 @@ from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from torch import Tensor
 
 import headscope as hs
+from headscope.ablation_names import column_part
 from headscope.effects.controls import random_controls
 from headscope.errors import BadInput, InputChanged, Interrupted
 from headscope.heads import HeadSet
@@ -427,9 +428,9 @@ def test_report_and_head_page_have_the_changes_of_every_head(tmp_path: Path) -> 
     assert len([*group.charts]) == len(KINDS)
     of_head = [*head_results(run, "base", 1, 2)]
     row = run.heads[(run.heads["model"] == "base") & (run.heads["layer"] == 1) & (run.heads["head"] == 2)].iloc[0]
-    assert [result.value for result in of_head] == pytest.approx(
-        [row[f"ablation_{result.where['intervention']}"] for result in of_head]
-    )
+    kinds = [result.where["intervention"] for result in of_head]
+    columns = [column_part("streaming" if kind.startswith("streaming:") else kind) for kind in kinds]
+    assert [result.value for result in of_head] == pytest.approx([row[f"ablation_{column}"] for column in columns])
     assert len(of_head) == len(KINDS)
     every_result = [*results(run)]
     assert len({result.key for result in every_result}) == len(every_result)
