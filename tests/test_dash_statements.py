@@ -53,7 +53,8 @@ def test_values_beyond_the_scale_are_marked_in_the_cell_and_at_the_colour_bar() 
     figure = head_figures.plot_matrix(heads, "next_token_attribution", "base")
     assert figure.data[0].zmax < 0.1
     assert "max +0.62" in figure.data[0].colorbar.ticktext[-1]
-    assert ["+0.62" in annotation.text for annotation in figure.layout.annotations].count(True) == 1
+    marks = [(annotation.text, annotation.x, annotation.y) for annotation in figure.layout.annotations]
+    assert any("▲" in text and (x, y) == (0, 0) for text, x, y in marks)
 
 
 def test_a_role_that_was_not_measured_is_no_filter(client: FlaskClient, run: Run) -> None:

@@ -23,7 +23,6 @@ from headscope.forward.stream_store import ResidualStreamStore
 from headscope.interventions.edits import edit
 from headscope.interventions.kinds import OutputFunction
 from headscope.interventions.replay import Replay
-from headscope.interventions.units import kv_group_units
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
@@ -37,7 +36,7 @@ from probes.influence.effect_rows import add_damped_estimates
 from probes.influence.gradient_estimate import text_loss
 from probes.influence.questions import EFFECTS
 from probes.influence.run import head_influence
-from probes.influence.sweep import Sweep, random_units_by_layer
+from probes.influence.sweep import Sweep
 
 LENGTH, DOCS = 40, 3
 
@@ -221,10 +220,6 @@ def test_sets_grow_from_the_top_unit_to_all_and_random_ones_match_their_layers(e
         assert mean_effects[component, "top", 1] == pytest.approx(largest, abs=1e-7)
         assert (component, "top", count) in mean_effects.index
         assert (component, "random", count) not in mean_effects.index
-    rng = np.random.default_rng(0)
-    all_units = kv_group_units(loaded("llama-gqa").geometry)
-    random_units = random_units_by_layer(all_units[2:6], all_units, rng)
-    assert sorted(unit.layer for unit in random_units) == sorted(unit.layer for unit in all_units[2:6])
 
 
 def test_residual_streams_on_disk_change_no_result(exact: Run, learned: Model) -> None:

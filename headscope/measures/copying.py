@@ -38,7 +38,8 @@ def last_query_weights(records: Sequence[AttentionRecord]) -> Tensor:
 
     The records are those of one layer and of sequences of one length; they must hold all keys.
     """
-    last = torch.tensor([records[0].q.shape[1] - 1], device=records[0].q.device)
+    queries = records[0].q.shape[1]
+    last = torch.arange(queries - 1, queries, device=records[0].q.device)  # made there: a GPU is not waited for
     return torch.stack([record.weights(last)[:, 0] for record in records])
 
 

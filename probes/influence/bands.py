@@ -37,7 +37,12 @@ def check_component(component: str) -> str:
         bands = (f"{kind}:BAND" for kind in KIND_DESCRIPTIONS)
         return ablation_name(component, NOT_OF_DOCUMENTS, (*OWN_COMPONENTS, *bands))
     if not BAND_PATTERN.fullmatch(component):
-        band = component.partition(":")[2]
+        kind, _, band = component.partition(":")
+        if not band:
+            raise ValueError(
+                f"component {quote(component)} has no band. Write {kind}:BAND: A-B (e.g. 0-3), short, middle, long, "
+                "eighths or wavelengths"
+            )
         raise ValueError(f"invalid band {quote(band)}. Use A-B (e.g. 0-3), short, middle, long, eighths or wavelengths")
     return component
 
