@@ -1,7 +1,7 @@
 """`hs.steered`: heads whose weights outside a span are scaled and renormalised, in passes and in generation."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,14 @@ from support.tiny_studies import save_texts, tokenizer
 from torch import Tensor
 
 import headscope as hs
+from headscope.attention.edits import TokenSet
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward import chunked_pass
 from headscope.forward.observe import observe
 from headscope.heads import HeadSet
+from headscope.interventions.edits import edit, edited
+from headscope.interventions.kinds import Steer, Suppress
 from headscope.model_identity import WeightDigests
 from headscope.positions.model import Model
 from headscope.results.model_notes import model_notes
@@ -134,6 +137,29 @@ def test_generation_equals_decoding_without_a_cache(model: Model) -> None:
         for _ in range(6):
             step_by_step = torch.cat([step_by_step, logits(model, step_by_step)[:, -1:].argmax(-1)], 1)
     assert torch.equal(generated, step_by_step)
+
+
+@pytest.mark.parametrize("kind", [lambda span: Steer(span, ALPHA), Suppress], ids=["steer", "suppress"])
+def test_a_span_from_the_end_is_that_of_every_prompt_of_a_padded_batch_while_it_generates(
+    model: Model, kind: Callable[[TokenSet], Any]
+) -> None:
+    short, long = IDS[:1, :7], IDS[1:]
+    padded = torch.cat([torch.nn.functional.pad(short, (5, 0)), long])
+    mask = torch.ones_like(padded)
+    mask[0, :5] = 0
+
+    def scores(ids: Tensor, mask: Tensor) -> Tensor:
+        with edited(model, [edit(model, kind(TokenSet(slice(-3, None))), "all")]):
+            output = model.module.generate(
+                ids, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=None,
+                output_logits=True, return_dict_in_generate=True,
+            )  # fmt: skip
+        return torch.stack(output.logits, 1)
+
+    batch = scores(padded, mask)
+    for number, ids in enumerate((short, long)):
+        alone = scores(ids, torch.ones_like(ids))[0]
+        assert float((batch[number] - alone).abs().max()) <= 1e-5 * float(alone.abs().max())
 
 
 def test_a_run_measured_inside_the_context_names_it(model: Model, tmp_path: Path) -> None:

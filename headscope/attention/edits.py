@@ -238,7 +238,7 @@ class LayerEdits:
     def _prompt_length(self, kind: Any) -> int | None:
         tokens = self.inputs.first_key + self.inputs.k.shape[2]
         known: TokenSet | None = getattr(kind, "span", None)
-        return None if known is None else known.length_in(0, tokens, self.inputs.is_start)
+        return None if known is None else known.length_in(self.inputs.first_sequence, tokens, self.inputs.is_start)
 
     def _add(self, edit: LayerEdit) -> None:
         inputs = self.inputs
