@@ -130,7 +130,8 @@ class MemoryProbe(NoProgress):
 
     def set_activity(self, activity: str, worker: str = "") -> None:
         gc.collect()
-        tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
+        # Not subclasses: a compiled test of the same process leaves tensors without storage, whose size is a symbol.
+        tensors = [item for item in gc.get_objects() if type(item) in (torch.Tensor, torch.nn.Parameter)]
         self.bytes.append((tracemalloc.get_traced_memory()[0], sum(tensor.nbytes for tensor in tensors)))
 
 
