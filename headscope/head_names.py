@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from headscope.errors import BadInput
-from headscope.heads import HeadSet, format_head
+from headscope.heads import HeadSet, format_head, parse_head
 from headscope.model_identity import WeightDigests
 from headscope.runs.run import Run
 from headscope.user_input import quote
 
+OTHER_CHOICES = "Other choices: all, file:FILE, run:FOLDER:STATISTIC:COUNT[:MODEL]"
 HEADS_OF_WEIGHTS = "weights:"
 """Start of weights:DIGESTS:HEAD,..., a head set with the digests of the weights that it was measured on.
 
@@ -62,4 +63,13 @@ def parse_heads(name: str) -> HeadSet:
     try:
         return parse_heads_of_weights(name) if name.startswith(HEADS_OF_WEIGHTS) else HeadSet.parse([name])
     except ValueError as error:
-        raise BadInput(f"{error}. Other choices: all, file:FILE, run:FOLDER:STATISTIC:COUNT[:MODEL]") from error
+        raise BadInput(f"{error}. {OTHER_CHOICES}") from error
+
+
+def names_of_heads(names: list[str]) -> list[str]:
+    """The names of an option with heads as L18H6, each once. Raises ValueError for one that is not a head."""
+    try:
+        plain = [name if ":" in name or names == ["all"] else format_head(*parse_head(name.strip())) for name in names]
+    except ValueError as error:
+        raise ValueError(f"{error}. {OTHER_CHOICES}") from error
+    return [*dict.fromkeys(plain)]

@@ -26,6 +26,7 @@ from headscope.interventions.replay import Replay
 from headscope.model_identity import WeightDigests
 from headscope.models.loading import load_tokenizer
 from headscope.rendering import assembly
+from headscope.rendering.run_results import warning_lines
 from headscope.results.words import headline, sentence, what_decides
 from headscope.runs.arrow import add_absent_columns
 from headscope.runs.columns import all_tables
@@ -233,7 +234,7 @@ def test_draws_limit_the_other_prompts_and_follow_the_seed(folder: Path, tmp_pat
 
 def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder: Path, tmp_path: Path) -> None:
     file = write_prompts(tmp_path / "prompts.jsonl", *(f"w{n} w5 w9" for n in range(3)))
-    run = run_study(folder, tmp_path / "runs", pairs=[file], kinds=["resample"], metric="logit_diff")
+    run = run_study(folder, tmp_path / "runs", pairs=[file], kinds=["resample"], metric="logit_diff", keep_failing=True)
     rows = run.table("ablation")
     assert len(rows) == 3 * 16
     assert set(rows["prompts"]) == {"prompts"}
@@ -242,7 +243,8 @@ def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder
     head = run.heads[(run.heads["layer"] == 1) & (run.heads["head"] == 2)].iloc[0]
     change = (row["metric_after"].astype(float) - row["metric_before"].astype(float)).mean()
     assert head["ablation_resample"] == pytest.approx(change, abs=1e-6)
-    answered, top, lowest, *_ = results(run)
+    of_set = {"ablation.answered", "ablation.top", "ablation.lowest"}
+    answered, top, lowest = (result for result in results(run) if result.question in of_set)
     assert (answered.question, answered.n, answered.details["unanswered"]) == ("ablation.answered", 3, 1)
     assert (top.question, lowest.question, top.model) == ("ablation.top", "ablation.lowest", "base")
     changes = run.heads["ablation_resample"]
@@ -255,7 +257,7 @@ def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder
         one_sided = Run.open(run.path)
         effect = (rows["metric_after"] - rows["metric_before"]).abs()
         one_sided._frames["ablation"] = rows.assign(metric_after=rows["metric_before"] + sign * effect)
-        _, top, lowest, *_ = results(one_sided)
+        _, top, lowest = (result for result in results(one_sided) if result.question in of_set)
         assert sign * top.value >= 0
         assert sign * lowest.value >= 0
 
@@ -274,6 +276,7 @@ def test_named_heads_are_judged_against_random_heads_on_the_same_prompts(
 ) -> None:
     run = synthetic_run(tmp_path, pairs=4, lengths=(256,))
     keys = {"model": "base", "prompts": "own", "kind": "zero", "metric": "logprob", "size": 2, "metric_before": -1.0}
+    keys["is_counted"] = True
     rows = [
         {**keys, "pair": f"p{n}", "draw": draw, "metric_after": -1.0 + change + 0.01 * draw * (-1) ** draw}
         for n in range(4)
@@ -448,7 +451,10 @@ def test_options_of_generated_sets_are_refused_for_files(
     assert_names(refused(2, "ablate", *tiny, "--length", 64), "--length", "induction", "needle")
 
 
-def test_prompts_that_the_model_does_not_answer_are_counted_before_the_effects(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("keeps", [False, True])
+def test_prompts_that_the_model_does_not_answer_are_named_and_count_only_if_kept(
+    folder: Path, tmp_path: Path, keeps: bool
+) -> None:
     """The second file exchanges answer and wrong answer, so every logit difference has the other sign."""
     shares = []
     for name, answer, wrong in (("plain", ANSWER, WRONG), ("exchanged", WRONG, ANSWER)):
@@ -458,11 +464,20 @@ def test_prompts_that_the_model_does_not_answer_are_counted_before_the_effects(f
         ]
         file = tmp_path / f"{name}.jsonl"
         file.write_text("\n".join(map(json.dumps, lines)))
-        run = run_study(folder, tmp_path / name, pairs=[str(file)], heads=["L0H1"], metric="logit_diff")
-        values = run.table("ablation").drop_duplicates(["model", "pair"]).query("model == 'base'")["metric_before"]
-        (answered,) = (one for one in results(run) if (one.model, one.question) == ("base", "ablation.answered"))
-        missing = int((values <= 0).sum())
-        shares.append(missing / 4)
-        assert (answered.value, answered.n) == (1 - missing / 4, 4)
-        assert (answered.details["unanswered"] or 0) == missing
+        options = {"pairs": [str(file)], "heads": ["L0H1"], "metric": "logit_diff", "keep_failing": keeps}
+        run = run_study(folder, tmp_path / name, **options)
+        values = run.table("ablation").query("model == 'base'").set_index("pair")["metric_before"]
+        by_question = {one.question: one for one in results(run) if one.model == "base"}
+        failing = {str(pair): float(value) for pair, value in values.items() if value <= 0}
+        shares.append(len(failing) / 4)
+        answered = by_question["ablation.answered"]
+        assert (answered.value, answered.n) == (1 - len(failing) / 4, 4)
+        assert (answered.details["unanswered"] or 0) == (len(failing) if keeps else 0)
+        assert ("ablation.wrong" in by_question) == (bool(failing) and not keeps)
+        if "ablation.wrong" in by_question:
+            assert by_question["ablation.wrong"].details["names"] == pytest.approx(failing)
+            assert sentence(by_question["ablation.wrong"]) in warning_lines(run)
+        counted = 4 if keeps else 4 - len(failing)
+        assert {one.n for one in results(run) if one.question == "ablation.only"} <= {counted}
+        assert (counted > 0) == ("ablation_zero" in run.heads)
     assert sum(shares) == 1

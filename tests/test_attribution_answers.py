@@ -27,6 +27,8 @@ from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.prompts import pair_sets
 from headscope.rendering import assembly
+from headscope.results.result import Result
+from headscope.results.words import headline, sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from probes.attribution import report, results
@@ -243,6 +245,136 @@ def test_synthetic_answers_are_complete(tmp_path: Path) -> None:
     np.testing.assert_allclose(sums.xs(True, level="is_sum"), sums.xs(False, level="is_sum"), atol=1e-4)
 
 
+# Prompts that count ------------------------------------------------------------------------------------------------
+
+COUNTED = ["pair 0", "pair 2", "pair 3"]
+Results = dict[tuple[str, Any], list[Result]]
+
+
+def exchanged(pair: dict[str, Any]) -> dict[str, Any]:
+    """The pair with its answers exchanged: the tiny model prefers the other one."""
+    return pair | {"answer": pair["wrong"], "wrong": pair["answer"]}
+
+
+def pairs_measured(folder: Path, pairs: list[dict[str, Any]], *models: Path, **options: Any) -> Run:
+    folder.mkdir(exist_ok=True)
+    (folder / "own.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    names = {model.name: str(model) for model in models}
+    return hs.attribution(names, pairs=[f"{folder}/own.jsonl"], out=folder / "runs", quiet=True, **options)
+
+
+def results_of(run: Run) -> Results:
+    by_question: Results = {}
+    for result in results.results(run):
+        assert sentence(result)
+        assert headline(result)
+        place = result.question.removeprefix("attribution."), result.where.get("which")
+        by_question.setdefault(place, []).append(result)
+    return by_question
+
+
+@pytest.fixture(scope="module")
+def failing_run(tiny: Path) -> Run:
+    """A run in which the model does not answer pair 1."""
+    pairs = [exchanged(pair) if number == 1 else pair for number, pair in enumerate(PAIRS)]
+    return pairs_measured(tiny.parent / "failing", pairs, tiny)
+
+
+def test_a_prompt_that_the_model_does_not_answer_is_stored_and_left_out_of_all_means(failing_run: Run) -> None:
+    assert validate(failing_run) == []
+    for name in ("heads", "parts"):
+        rows = failing_run.table(f"attribution_answer_{name}").astype({"pair": str})
+        assert sorted({*rows.loc[rows["is_counted"], "pair"]}) == COUNTED
+        assert rows["pair"].nunique() == len(PAIRS)
+    found = results_of(failing_run)
+    for question in ("answer", "answer_layer"):
+        (result,) = found[question, None]
+        assert sorted(result.by_sample) == COUNTED
+    heads = failing_run.table("attribution_answer_heads").astype({"contribution": "float64", "pair": str})
+    last = heads[(heads["position"] == heads["position"].max()) & heads["pair"].isin(COUNTED)]
+    means = last.groupby(["layer", "head"])["contribution"].mean()
+    column = failing_run.heads.set_index(["layer", "head"])["answer_attribution"]
+    np.testing.assert_allclose(column.sort_index(), means.sort_index(), rtol=1e-5, atol=1e-7)
+    for which, value in (("highest", means.max()), ("lowest", means.min())):
+        (result,) = found["answer_extreme", which]
+        assert (result.value, result.n) == (pytest.approx(value, rel=1e-5), len(COUNTED))
+    groups = {group.heading: [*group.charts] for group in report.charts(assembly.render_context(failing_run))}
+    stream = groups["What each layer adds to the answer"][0].figure
+    line = next(trace for trace in stream.data if trace.name == "tiny")
+    assert line.y[-1] == pytest.approx(found["answer", None][0].value, abs=1e-5)
+
+
+def test_prompts_that_are_left_out_are_named_in_a_warning_and_the_others_have_a_row_each(failing_run: Run) -> None:
+    found = results_of(failing_run)
+    (warning,) = found["wrong", None]
+    assert_names(sentence(warning), 1, 4, "pair 1", "--keep-failing")
+    assert found["answered", None][0].value == 0.75
+    assert found["metric", None][0].n == len(PAIRS)
+    assert [result.where["pair"] for result in found["prompt", None]] == COUNTED
+    heads = failing_run.table("attribution_answer_heads").astype({"pair": str})
+    for result in found["prompt", None]:
+        assert result.value == pytest.approx(found["answer", None][0].by_sample[str(result.where["pair"])])
+        rows = heads[(heads["pair"] == result.where["pair"]) & (heads["position"] == heads["position"].max())]
+        for name, at in (("most", rows["contribution"].idxmax()), ("least", rows["contribution"].idxmin())):
+            row = rows.loc[at]
+            unit = f"L{row['layer']}H{row['head']}"
+            assert result.details[name] == {unit: pytest.approx(row["contribution"])}
+            assert_names(headline(result), unit)
+
+
+def test_keep_failing_keeps_every_prompt_in_means(tiny: Path) -> None:
+    pairs = [exchanged(PAIRS[0]), *PAIRS[1:]]
+    found = results_of(pairs_measured(tiny.parent / "kept", pairs, tiny, keep_failing=True))
+    assert ("wrong", None) not in found
+    assert found["answer", None][0].n == len(PAIRS)
+    assert found["answered", None][0].details["unanswered"] == 1
+
+
+def test_if_no_prompt_counts_there_are_no_effects(tiny: Path) -> None:
+    run = pairs_measured(tiny.parent / "none", [exchanged(pair) for pair in PAIRS], tiny)
+    assert validate(run) == []
+    found = results_of(run)
+    assert len(found["no_effects", None]) == 1
+    assert ("answer", None) not in found
+    assert "answer_attribution" not in run.heads or run.heads["answer_attribution"].isna().all()
+    assert all(not [*group.charts] for group in report.charts(assembly.render_context(run)))
+
+
+def test_means_are_over_the_prompts_that_count_in_every_model(tiny: Path) -> None:
+    pairs = [pair | {"answer": f" w{number + 90}"} for number, pair in enumerate(PAIRS)] + [
+        exchanged(pair) | {"name": f"{pair['name']}b"} for pair in PAIRS
+    ]
+    run = pairs_measured(tiny.parent / "two", pairs, tiny, save_checkpoint(tiny.parent / "other", seed=1))
+    parts = run.table("attribution_answer_parts").astype({"pair": str, "model": str})
+    last = parts[(parts["part"] == "logit") & (parts["position"] == parts["position"].max())]
+    counted = [{*rows.loc[rows["contribution"] > 0, "pair"]} for _, rows in last.groupby("model")]
+    shared = counted[0] & counted[1]
+    assert 1 < len(shared) < min(map(len, counted))
+    found = results_of(run)
+    for result in found["answer", None]:
+        assert {*result.by_sample} == shared
+    assert [result.details["shared"] for result in found["metric", None]] == [len(shared)] * 2
+
+
+def test_a_single_prompt_counts_whatever_its_answer(tiny: Path) -> None:
+    texts = {name: str(PAIRS[0][name]) for name in ("answer", "wrong")}
+    for answer, wrong in (texts.values(), reversed(texts.values())):
+        run = hs.attribution(
+            str(tiny), prompt=str(PAIRS[0]["clean"]), answer=answer, wrong=wrong, out=tiny.parent / "runs", quiet=True
+        )
+        found = results_of(run)
+        assert {*found} == {
+            *((name, None) for name in ("answer", "answer_layer")),
+            *(("answer_extreme", which) for which in ("highest", "lowest")),
+        }
+        assert run.heads["answer_attribution"].notna().all()
+
+
+def test_pairs_of_prompts_of_unequal_length_are_attributed(tiny: Path) -> None:
+    pairs = [pair | {"corrupted": f"w5 {pair['corrupted']}"} for pair in PAIRS]
+    assert results_of(pairs_measured(tiny.parent / "unequal", pairs, tiny))["answer", None][0].n == len(PAIRS)
+
+
 # Bad input ---------------------------------------------------------------------------------------------------------
 
 PROMPT: dict[str, Any] = {"prompt": "w1 w2"}
@@ -260,6 +392,8 @@ PROMPT: dict[str, Any] = {"prompt": "w1 w2"}
         ({**PROMPT, "pairs": ["ioi"]}, BadOption, ("'prompt'", "'pairs'")),
         ({"answer": " w5", "pairs": ["ioi"]}, BadOption, ("'answer'", "'pairs'")),
         ({**PROMPT, "count": 3}, BadOption, ("'count'", "pairs")),
+        ({**PROMPT, "answer": " w5", "keep_failing": True}, BadOption, ("'keep_failing'", "pairs")),
+        ({"keep_failing": True}, BadOption, ("'keep_failing'", "pairs")),
         ({**PROMPT, "answer": " w5", "lengths": [20]}, BadOption, ("'lengths'", "prompt")),
         ({**PROMPT, "answer": " w5", "docs": 3}, BadOption, ("'docs'", "prompt")),
         ({"pairs": ["ioi"], "text": "pkg:britannica"}, BadOption, ("'text'", "pairs")),

@@ -280,7 +280,7 @@ def test_faithfulness_is_the_ratio_of_mean_changes(run: Run) -> None:
     if "circuit.faithfulness" in by_name:
         assert by_name["circuit.faithfulness"].value == pytest.approx((circuit - empty) / (model - empty), abs=1e-5)
     else:
-        assert by_name["circuit.undefined"].value == pytest.approx(model - empty, abs=1e-5)
+        assert by_name["circuit.undefined"].value == pytest.approx(empty - model, abs=1e-5)
 
 
 def test_intervals_of_faithfulness_cover_the_ratio_of_the_means() -> None:

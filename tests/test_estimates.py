@@ -149,7 +149,7 @@ def test_heads_are_verified_if_their_estimates_differ_in_sign_between_pairs() ->
     """The queries of largest effect on eight IOI pairs (0.27) had mean estimate 0.03, rank 11, and rank 4 by root mean
     square."""
     estimates = pd.DataFrame(
-        {"layer": [0, 0, 1, 1, 2, 2], "kv_group": 0, "head": 0, "effect": [0.2, -0.2, 0.05, 0.05, 0.01, 0.01]}
+        {"layer": [0, 0, 1, 1, 2, 2], "kv_group": 0, "head": 0, "change": [0.2, -0.2, 0.05, 0.05, 0.01, 0.01]}
     )
     (unit,) = select_verified(estimates, PatchingOptions(verify_top=1, verify_random=0), [0])
     assert unit.layer == 0

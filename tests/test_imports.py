@@ -81,8 +81,8 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     },
     "scores": {"errors", "estimates", "user_input", "heads", "runs", "model_identity"},
     "plots": {"compat", "errors", "estimates", "bins", "heads", "runs"},
-    "results": {"errors", "estimates", "plugins", "probe", "heads", "model_identity", "user_input", "runs"},
-    "effects": {"estimates", "heads", "runs", "results"},
+    "results": {"errors", "estimates", "plugins", "probe", "heads", "model_identity", "user_input", "prompts", "runs"},
+    "effects": {"estimates", "heads", "prompts", "runs", "results"},
     "rendering": {
         "errors",
         "estimates",
@@ -111,6 +111,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "forward",
         "prompts",
         "ablation_names",
+        "head_names",
         "interventions",
     },
     "tasks": {"errors", "compat", "user_input", "positions", "study"},

@@ -111,15 +111,21 @@ def test_results_name_layers_and_spans(exact: Run) -> None:
         by_question.setdefault(result.question, []).append(result)
         assert sentence(result)
     rows = exact.table("patching_layers").query("activation == 'attn_out' and direction == 'denoising' and span == ''")
-    means = rows[rows["position"] == ALL_POSITIONS].groupby("layer")["effect"].mean()
+    rows = rows[(rows["position"] == ALL_POSITIONS) & rows["is_counted"]]
+    rows = rows.assign(
+        change=rows["metric_patched"] - rows["metric_corrupted"],
+        difference=rows["metric_clean"] - rows["metric_corrupted"],
+    )
+    sums = rows.groupby("layer")[["change", "difference"]].sum()
+    ratios = sums["change"] / sums["difference"]
     top = next(
         result
         for result in by_question["patching_layers.top"]
         if result.where | {"span": ""} == result.where
         and (result.where["intervention"], result.where["direction"]) == ("attn_out", "denoising")
     )
-    assert top.value == pytest.approx(means.max(), abs=1e-5)
-    assert top.details["patched_layer"] == means.idxmax()
+    assert top.value == pytest.approx(ratios.max(), abs=1e-5)
+    assert top.details["patched_layer"] == ratios.idxmax()
     assert {result.where["span"] for result in by_question["patching_layers.top"]} == {"", "subject"}
 
 

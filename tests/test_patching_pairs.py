@@ -13,6 +13,7 @@ from support.refusals import assert_names, refuses
 from support.tiny_studies import save_checkpoint, tokenizer
 
 import headscope as hs
+from headscope.effects.prompts import MAX_SUBSETS, subset_names
 from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput
 from headscope.prompts.answers import shows_answer
@@ -24,7 +25,6 @@ from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.patching.analysis import pair_sweeps, sweeps
 from probes.patching.results import results
-from probes.patching.schema import MAX_SUBSETS, subset_names
 
 ANSWER, WRONG = " w7", " w8"
 
@@ -114,8 +114,9 @@ def test_each_pair_has_its_own_largest_estimates_patched_exactly(run: Run) -> No
     )
     for pair, estimates in rows[rows["method"] == "estimate"].groupby("pair", observed=True):
         own = exact[exact["pair"] == pair]
-        top = estimates.loc[estimates["effect"].abs().idxmax()]
-        assert (top["layer"], top["head"]) in {*zip(own["layer"], own["head"], strict=True)}
+        for extreme in (estimates["effect"].idxmax(), estimates["effect"].idxmin()):
+            unit = estimates.loc[extreme]
+            assert (unit["layer"], unit["head"]) in {*zip(own["layer"], own["head"], strict=True)}
     (pooled,) = sweeps(run)
     units = pooled.exact
     assert {*zip(units["layer"], units["head"], strict=True)} == shared

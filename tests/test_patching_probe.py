@@ -33,7 +33,7 @@ from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.patching import analysis, bench, plots, report
 from probes.patching.effects import MIN_DIFFERENCE, effect_columns
-from probes.patching.pairs import pair_metrics
+from probes.patching.pairs import pair_metrics, pairs_usable_in_all_models
 from probes.patching.results import head_results, overview, results
 from probes.patching.run import select_verified
 from probes.patching.schema import ALL_POSITIONS, PatchingOptions
@@ -169,14 +169,16 @@ def test_verify_estimates_all_units_and_patches_the_largest_and_random_ones_in_e
         selections = [{*zip(b["layer"], b["head"], strict=True)} for _, b in patched.groupby("pair", observed=True)]
         assert len(selections) == 5
         shared = set.intersection(*selections)
-        squares = estimated[estimated["is_counted"]].groupby(["layer", "head"])["effect"].apply(lambda e: (e**2).mean())
+        counted = estimated[estimated["is_counted"]]
+        changes = counted.assign(change=counted["metric_patched"] - counted["metric_corrupted"])
+        squares = changes.groupby(["layer", "head"])["change"].apply(lambda change: (change**2).mean())
         assert {*squares.nlargest(2).index} <= shared
         assert len(shared) >= 4
 
 
 def test_random_units_are_seeded_and_not_among_the_top() -> None:
     rng = np.random.default_rng(0)
-    estimates = pd.DataFrame({"layer": range(30), "kv_group": 0, "head": 1, "effect": rng.normal(size=30)})
+    estimates = pd.DataFrame({"layer": range(30), "kv_group": 0, "head": 1, "change": rng.normal(size=30)})
     options = PatchingOptions(verify_top=3, verify_random=5)
     first, again, other = (select_verified(estimates, options, [seed]) for seed in (0, 0, 1))
     assert first == again != other
@@ -192,21 +194,23 @@ def test_an_interrupted_run_resumes_to_the_same_tables(folder: Path, verified: R
     assert contents(resumed) == contents(verified)
 
 
-def test_per_head_columns_are_means_over_pairs_and_heads_share_the_effect_of_their_kv_group(exact: Run) -> None:
+def test_per_head_columns_are_ratios_of_means_and_heads_share_the_effect_of_their_kv_group(exact: Run) -> None:
     heads = exact.heads.set_index(["model", "layer", "head"])
     rows = exact.table("patching")
-    rows = rows[(rows["position"] == -1) & (rows["direction"] == "denoising") & rows["is_normalised"]]
-    means = (
-        rows.astype({"model": str, "activation": str, "effect": float})
-        .groupby(["model", "activation", "layer", "kv_group", "head"])["effect"]
-        .mean()
-    )
+    rows = rows[(rows["position"] == -1) & (rows["direction"] == "denoising")]
+    rows = rows.merge(exact.derived(pairs_usable_in_all_models)).astype({"model": str, "activation": str})
+    changes = rows["metric_patched"].astype(float) - rows["metric_corrupted"]
+    differences = rows["metric_clean"].astype(float) - rows["metric_corrupted"]
+    keys = ["model", "activation", "layer", "kv_group", "head"]
+    sums = rows.assign(change=changes, difference=differences).groupby(keys)[["change", "difference"]].sum()
+    ratios = sums["change"] / sums["difference"]
     for layer in range(4):
         for head in range(4):
             row = heads.loc[("base", layer, head)]
-            assert row["patching_z"] == pytest.approx(means["base", "z", layer, head // 2, head])
-            assert row["patching_k"] == pytest.approx(means["base", "k", layer, head // 2, -1])
-            assert row["patching_z_low"] <= row["patching_z"] <= row["patching_z_high"]
+            assert row["patching_z"] == pytest.approx(ratios["base", "z", layer, head // 2, head])
+            assert row["patching_k"] == pytest.approx(ratios["base", "k", layer, head // 2, -1])
+            assert not row["patching_z_low"] > row["patching_z"]
+            assert not row["patching_z_high"] < row["patching_z"]
 
 
 def test_prompts_of_different_lengths_run_with_align_end(folder: Path, tmp_path: Path) -> None:

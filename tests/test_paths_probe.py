@@ -154,7 +154,7 @@ def test_estimates_are_means_over_the_pairs_that_differ_enough(verified: Run, fo
         assert set(block["pairs"]) == {used[label]}
     model = hs.load(f"{folder}/tiny", device="cpu")
     pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
-    effects = []
+    changes, differences = [], []
     for number in range(4):
         tokens = PairTokens.on_device(pairs.build(number), model.device)
         pair_runs = PairRuns(model, tokens, "logit_diff", 1e9)
@@ -162,12 +162,14 @@ def test_estimates_are_means_over_the_pairs_that_differ_enough(verified: Run, fo
         if abs(difference) >= 0.5:
             with pair_runs.capturing():
                 to_heads, _ = PathPatching(pair_runs, inspect_paths(model, tokens.clean), "denoising").estimate()
-            effects.append(float(to_heads[0, 1, 3, 2, 2]) / difference)
+            changes.append(float(to_heads[0, 1, 3, 2, 2]))
+            differences.append(difference)
     row = estimates.query(
         "model == 'base' and sender_layer == 0 and sender_head == 1 and receiver_layer == 3 and receiver_head == 2 and "
         "through == 'v'"
     )
-    assert float(row["effect"].iloc[0]) == pytest.approx(np.mean(effects), rel=1e-4)
+    assert float(row["change"].iloc[0]) == pytest.approx(np.mean(changes), rel=1e-4)
+    assert float(row["difference"].iloc[0]) == pytest.approx(np.mean(differences), rel=1e-4)
 
 
 def test_verify_patches_the_same_number_of_paths_of_each_kind_in_every_pair(verified: Run) -> None:
@@ -181,7 +183,7 @@ def test_verify_patches_the_same_number_of_paths_of_each_kind_in_every_pair(veri
 
 
 def test_paths_are_verified_if_their_estimates_are_large_in_any_direction() -> None:
-    squares = pd.DataFrame({"path": range(20), "effect": [0.2**2 + 0.2**2, *[0.05**2] * 19]}).sample(20, random_state=0)
+    squares = pd.DataFrame({"path": range(20), "change": [0.2**2 + 0.2**2, *[0.05**2] * 19]}).sample(20, random_state=0)
     options = PathsOptions(verify_top=1, verify_random=3)
     selected = [row["path"] for row in select_paths(squares, options, [0])]
     assert selected[0] == 0
@@ -255,10 +257,10 @@ def test_receivers_together_through_recomputed_mlps_are_one_path_of_each_sender(
         (("--receivers", "'1.g0'", "KV group"), ("--receivers", "1.g0")),
         (("--through", "'mlp'"), ("--through", "mlp")),
         (("--norms", "'none'", "frozen", "recomputed"), ("--norms", "none")),
-        (("--mlps", "exact", "verify"), ("--mlps", "recomputed")),
-        (("--together", "exact", "verify"), ("--together", "--receivers", "L3H0")),
+        (("--mlps", "exact", "verify"), ("--method", "verify", "--mlps", "recomputed")),
+        (("--together", "exact", "verify"), ("--method", "verify", "--together", "--receivers", "L3H0")),
         (("--together", "--receivers"), ("--together", "--method", "exact")),
-        (("--sender-positions", "exact", "verify"), ("--sender-positions", "last")),
+        (("--sender-positions", "exact", "verify"), ("--method", "verify", "--sender-positions", "last")),
         (("'subject'",), ("--method", "exact", "--receiver-positions", "subject")),
         (("'9'", "5 tokens"), ("--method", "exact", "--sender-positions", 9)),
         (
@@ -267,7 +269,7 @@ def test_receivers_together_through_recomputed_mlps_are_one_path_of_each_sender(
         ),
         (("--receivers",), ("--through", "logits", "--receivers", "L3H0")),
         (("--verify-top",), ("--method", "exact", "--verify-top", 3)),
-        (("kl", "noising", "exact"), ("--metric", "kl", "--direction", "noising")),
+        (("kl", "noising", "exact"), ("--method", "verify", "--metric", "kl", "--direction", "noising")),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -301,7 +303,7 @@ def test_values_that_are_not_finite_are_refused(folder: FilePath, tmp_path: File
 # Charts and findings -----------------------------------------------------------------------------------------------
 
 
-def test_effects_are_means_over_pairs_and_estimates_have_no_interval(verified: Run) -> None:
+def test_effects_are_ratios_of_means_over_pairs_and_estimates_have_no_interval(verified: Run) -> None:
     paths = effects_table(analysis.sweeps(verified))
     assert paths.groupby(["model", "method"], observed=True).size().to_dict() == {
         (model, method): count
@@ -310,19 +312,26 @@ def test_effects_are_means_over_pairs_and_estimates_have_no_interval(verified: R
     }
     estimated = paths[paths["method"] == "estimate"]
     assert estimated[["low", "high", "p", "p_adjusted"]].isna().all(axis=None)
-    rows = verified.table("paths").query("model == 'base' and is_normalised").astype({"effect": float})
-    means = rows.groupby(analysis.PATH_COLUMNS, observed=True)["effect"].mean()
+    rows = verified.table("paths").query("model == 'base' and is_counted")
+    rows = rows.assign(
+        change=rows["metric_patched"] - rows["metric_corrupted"],
+        difference=rows["metric_clean"] - rows["metric_corrupted"],
+    )
+    sums = rows.astype({"change": float}).groupby(analysis.PATH_COLUMNS, observed=True)[["change", "difference"]].sum()
+    ratios = sums["change"] / sums["difference"]
     exact = paths[(paths["method"] == "exact") & (paths["model"] == "base")].set_index(analysis.PATH_COLUMNS)
-    for path, mean in means.items():
-        assert exact.loc[path, "effect"] == pytest.approx(mean)
-        assert exact.loc[path, "low"] <= mean <= exact.loc[path, "high"]
+    for path, ratio in ratios.items():
+        assert exact.loc[path, "effect"] == pytest.approx(ratio, rel=1e-4)
+        assert not exact.loc[path, "low"] > ratio
+        assert not exact.loc[path, "high"] < ratio
 
 
 def test_results_give_the_effect_its_interval_and_the_number_of_pairs(verified: Run) -> None:
     by_question = {result.question: result for result in results(verified) if result.model == "base"}
     assert {*by_question} >= {"paths.metric", "paths.top", "paths.lowest", "paths.significant", "paths.agreement"}
     top = by_question["paths.top"]
-    assert top.low <= top.value <= top.high
+    assert not top.low > top.value
+    assert not top.high < top.value
     assert top.n == len(top.by_sample)
     assert (top.selected_from, by_question["paths.significant"].n) == (12, 12)
     details = by_question["paths.significant"].details

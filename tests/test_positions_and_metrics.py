@@ -182,7 +182,7 @@ def test_an_ablation_checked_against_itself_is_paired_by_prompt(model: Model, tm
     prompts = [PAIR | {"name": f"p{number}", "clean": f"w{number} w2 w3 w4 w5 w6"} for number in range(10, 14)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     options = {"pairs": [str(tmp_path / "prompts.jsonl")], "heads": ["L1H2"], "quiet": True, "out": tmp_path}
-    run = hs.ablate(model, **options)
+    run = hs.ablate(model, **options, keep_failing=True)
     check = {"statistic": "ablation_zero", "head": "L1H2", "rises_at_most": 0}
     (outcome,) = hs.check(run, [check], run).to_dict("records")
     assert (outcome["outcome"], outcome["value"], outcome["low"], outcome["high"]) == ("passes", 0, 0, 0)

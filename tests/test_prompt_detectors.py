@@ -26,8 +26,11 @@ from headscope.measures.detectors import DetectorScores
 from headscope.measures.key_patterns import PatternScores, token_patterns
 from headscope.models.loading import locate
 from headscope.positions.model import Model
+from headscope.rendering import run_results
+from headscope.results import words
 from headscope.runs.run import Run
 from probes.detectors import report
+from probes.detectors import results as detector_results
 from probes.detectors.results import results
 from probes.detectors.run import run_listener
 
@@ -166,6 +169,26 @@ def test_lists_of_prompts_and_of_tokens_give_scores_per_prompt_and_means(model: 
     np.testing.assert_allclose(heads["prompt_duplicate_token"], means, rtol=1e-6)
     top = next(result for result in results(of_texts) if result.where.get("kind") == "duplicate")
     assert (top.value, top.n) == (pytest.approx(means.max()), 2)
+
+
+def test_each_of_several_prompts_has_a_line_with_the_top_head_of_every_kind(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompts were in the table only; the second one repeats no token."""
+    run = detect(model, tmp_path, prompt=["w1 w2 w3 w1 w2", "w4 w5 w6"])
+    table = run.table("prompt_detectors")
+    lines = [result for result in results(run) if result.question == "prompt_detectors.prompt"]
+    assert [result.where["prompt"] for result in lines] == [0, 1]
+    for number, result in enumerate(lines):
+        of_prompt = table[table["prompt"] == number]
+        top = of_prompt.sort_values("score").groupby("kind", observed=True).last()
+        expected = {f"{kind} L{row['layer']}H{row['head']}": row["score"] for kind, row in top.iterrows()}
+        assert result.details["heads"] == pytest.approx(expected)
+        assert_names(words.sentence(result), f"prompt {number}", *expected)
+    assert [name.split()[0] for name in lines[1].details["heads"]] == ["previous", "current", "first"]
+    assert len(run_results.row_lines(run)) == 2
+    monkeypatch.setattr(detector_results, "MAX_SUBSETS", 1)
+    assert "prompt_detectors.prompt" not in {result.question for result in results(run)}
 
 
 def test_a_function_a_matrix_and_a_file_are_the_same_pattern(model: Model, tmp_path: Path) -> None:

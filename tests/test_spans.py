@@ -19,13 +19,16 @@ from support.tiny_studies import tokenizer as tiny_tokenizer
 import headscope as hs
 from headscope.effects.groups import auroc, auroc_interval, compare_groups, judge_held_out
 from headscope.errors import BadInput, BadOption
-from headscope.heads import parse_head
+from headscope.heads import HeadSet, parse_head
 from headscope.measures.span_mass import SpanMass
+from headscope.model_identity import WeightDigests
 from headscope.prompts.span_tokens import tokenize_spans
 from headscope.prompts.spans import parse_prompt
-from headscope.rendering import assembly
+from headscope.rendering import assembly, run_results
 from headscope.rendering.explorer_blocks import LinkChoice
-from headscope.runs.aggregation import confidence_interval
+from headscope.results import words as words_of_results
+from headscope.results.result import Result
+from headscope.runs.aggregation import confidence_interval, plain_types
 from headscope.runs.run import Run
 from headscope.study.config import build_study
 from probes.spans import report, results
@@ -478,7 +481,7 @@ def choice_prompts() -> list[dict[str, Any]]:
 def test_steering_scores_the_continuation_and_the_choice_with_and_without(tiny: Path, tmp_path: Path) -> None:
     file = write_prompts(tmp_path / "choice.jsonl", choice_prompts())
     options: dict[str, Any] = {"prompts": file, "key": "rule", "steer": 0.01, "heads": ["L1H2", "L0H1"], "quiet": True}
-    run = hs.spans(str(tiny), **options, out=tmp_path / "runs")
+    run = hs.spans(str(tiny), **options, keep_failing=True, out=tmp_path / "runs")
     stored = run.table("span_steering").pivot(index="doc", columns="metric", values=["plain", "steered"])
     model = hs.load(str(tiny), device="cpu")
     vocabulary = {word: n + 3 for n, word in enumerate(WORDS)}
@@ -508,6 +511,113 @@ def test_steering_scores_the_continuation_and_the_choice_with_and_without(tiny: 
     assert "L1H2" in assembly.render_context(run).run.findings().query("question == 'spans.steered'")["text"].item()
 
 
+def exchanged_prompts() -> list[dict[str, Any]]:
+    """Three prompts, each also with the continuations exchanged: one of the two leads."""
+    segments = [prompt["segments"] for prompt in choice_prompts()[:3]]
+    choices = (" w5", " w7"), (" w7", " w5")
+    return [
+        {"segments": parts, "continuation": right, "wrong": wrong} for parts in segments for right, wrong in choices
+    ]
+
+
+def steer(tiny: Path, out: Path, models: Any = None, count: int = 6, **options: Any) -> Run:
+    options = {"key": "rule", "steer": 0.01, "quiet": True, "out": out / "runs"} | options
+    out.mkdir(exist_ok=True)
+    return hs.spans(
+        models or str(tiny), prompts=write_prompts(out / "choice.jsonl", exchanged_prompts()[:count]), **options
+    )
+
+
+def steering_results(run: Run, *questions: str) -> list[Result]:
+    return [result for result in results.results(run) if result.question.removeprefix("spans.") in questions]
+
+
+def test_means_of_steering_are_over_the_prompts_whose_continuation_leads_in_every_model(
+    tiny: Path, tmp_path: Path
+) -> None:
+    run = steer(tiny, tmp_path, {"base": str(tiny), "yarn": f"{tiny}@yarn:factor=4"})
+    rows = plain_types(run.table("span_steering"))
+    lead = rows[rows["metric"] == "lead"]
+    assert [*lead["is_counted"]] == [*(lead["plain"] > 0)]
+    assert lead.groupby("model")["is_counted"].sum().to_dict() == {"base": 3, "yarn": 3}
+    is_shared = lead.groupby("doc")["is_counted"].transform("all")
+    assert is_shared.any()
+    means = (lead["steered"] - lead["plain"])[is_shared].groupby(lead["model"]).mean()
+    for result in steering_results(run, "steered_choice"):
+        assert (result.value, result.n) == (pytest.approx(means[result.model]), is_shared.sum() / 2)
+        assert f"Left out: {6 - result.n} prompts" in words_of_results.sentence(result)
+    shares = (lead["steered"] > 0).groupby(lead["model"]).mean()
+    for result in steering_results(run, "steered_share"):
+        assert (result.n, result.details["plain"], result.details["steered"]) == (6, 0.5, shares[result.model])
+    warnings = [result for result in steering_results(run, "steering_failing") if result.where["metric"] == "lead"]
+    assert [warning.model for warning in warnings] == ["base", "yarn"]
+    for warning in warnings:
+        failing = lead[(lead["model"] == warning.model) & ~lead["is_counted"]]
+        assert (warning.value, {*warning.details["names"]}) == (3, {*failing["doc"]})
+        assert_names(words_of_results.sentence(warning), "3 of 6 prompts", "--keep-failing", failing["doc"].iloc[0])
+
+
+def test_steering_without_a_prompt_that_counts_says_so_and_names_keep_failing(tiny: Path, tmp_path: Path) -> None:
+    run = steer(tiny, tmp_path, count=4)
+    of_tokens = run.table("span_steering").query("metric == 'logprob'")
+    assert of_tokens["plain"].max() < np.log(0.01)
+    assert not of_tokens["is_counted"].any()
+    (warning,) = steering_results(run, "steering_uncounted")
+    assert not steering_results(run, "steered")
+    assert warning.where["metric"] == "logprob"
+    text = words_of_results.sentence(warning)
+    assert_names(text, "no prompt counts", "4 of 4 prompts", "below 1 % per token", "--keep-failing", "choice/1")
+    assert text in run_results.warning_lines(run)
+
+
+def test_keep_failing_keeps_every_prompt_in_means_of_steering(tiny: Path, tmp_path: Path) -> None:
+    run = steer(tiny, tmp_path, keep_failing=True)
+    assert run.table("span_steering")["is_counted"].all()
+    assert [result.n for result in steering_results(run, "steered", "steered_choice")] == [6, 6]
+    assert not steering_results(run, "steering_failing", "steering_uncounted")
+
+
+def test_every_prompt_has_a_line_of_steering_unless_there_are_many(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = steer(tiny, tmp_path)
+    stored = run.table("span_steering").pivot(index="doc", columns="metric", values=["plain", "steered"])
+    lines = {str(result.where["prompt"]): result for result in steering_results(run, "steered_prompt")}
+    assert [*lines] == [f"choice/{number}" for number in range(1, 7)]
+    endings = {
+        (True, True): "to {:+.2f}",
+        (True, False): "; left out of the mean lead",
+        (False, True): "; left out of the mean log-probability",
+        (False, False): "; left out of both means",
+    }
+    for doc, result in lines.items():
+        plain, steered = stored.loc[doc, "plain"], stored.loc[doc, "steered"]
+        assert result.value == pytest.approx(steered["logprob"] - plain["logprob"], abs=1e-6)
+        text = words_of_results.headline(result)
+        assert f"lead {plain['lead']:+.2f} to {steered['lead']:+.2f}" in text
+        assert text.endswith(endings[plain["logprob"] > np.log(0.01), plain["lead"] > 0].format(steered["lead"]))
+    assert len(run_results.row_lines(run)) == 6
+    monkeypatch.setattr(results, "MAX_SUBSETS", 5)
+    assert not steering_results(run, "steered_prompt")
+
+
+def test_heads_to_steer_may_come_from_a_file_a_run_or_a_head_set(tiny: Path, tmp_path: Path, run: Run) -> None:
+    top = run.top_heads("spans_mass", 2, "base")
+    top.write(tmp_path / "heads.yaml")
+    sources = (top.identifiers, [f"file:{tmp_path}/heads.yaml"], [f"run:{run.path}:spans_mass:2:base"], top)
+    steered = [steer(tiny, tmp_path / str(number), heads=heads) for number, heads in enumerate(sources)]
+    for other in steered[1:]:
+        pd.testing.assert_frame_equal(other.table("span_steering"), steered[0].table("span_steering"))
+    assert_names(words_of_results.sentence(steering_results(steered[3], "steered_prompt")[0]), *top.identifiers)
+
+
+def test_heads_of_other_weights_are_steered_only_if_the_options_allow_them(tiny: Path, tmp_path: Path) -> None:
+    heads = HeadSet(((1, 2),), model_digests=WeightDigests("0" * 64))
+    with refuses(BadInput, "000000000000", "--weights any"):
+        steer(tiny, tmp_path, heads=heads)
+    assert len(steer(tiny, tmp_path, heads=heads, weights="any").table("span_steering")) == 12
+
+
 @pytest.mark.parametrize(
     ("change", "error", "named"),
     [
@@ -515,6 +625,8 @@ def test_steering_scores_the_continuation_and_the_choice_with_and_without(tiny: 
         ({"heads": ["x"]}, BadOption, ("heads", "'x'")),
         ({"steer": 1.5}, BadOption, ("steer", 1.5)),
         ({"steer": None, "heads": ["L0H0"]}, BadOption, ("'heads'", "'steer'")),
+        ({"steer": None, "keep_failing": True}, BadOption, ("'keep_failing'", "'steer'")),
+        ({"steer": None, "weights": "any"}, BadOption, ("'weights'", "'steer'")),
         ({"key": "first", "steer": 0.5, "prompts": {"text": "w1 w2 w3"}}, BadInput, ("line 1", "'continuation'")),
     ],
 )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from typer.core import TyperCommand, TyperGroup
 
 from headscope import plugins, user_input
-from headscope.errors import BadInput
+from headscope.errors import BadInput, did_you_mean
 from headscope.probe import Probe
 
 if TYPE_CHECKING:
@@ -60,8 +60,13 @@ class Commands(TyperGroup):
         probes = plugins.requestable_probes().values()
         if cmd_name == "measure":
             raise BadInput("unknown command 'measure'. Use: headscope run --model base=smollm2-135m")
-        probe = next((probe for probe in probes if cmd_name == probe.command_name), None)
-        return super().get_command(ctx, cmd_name) if probe is None else ProbeCommand(probe)
+        if probe := next((probe for probe in probes if cmd_name == probe.command_name), None):
+            return ProbeCommand(probe)
+        command = super().get_command(ctx, cmd_name)
+        if command is None and not ctx.resilient_parsing:
+            suggestion = did_you_mean(cmd_name, self.list_commands(ctx))
+            raise BadInput(f"no command {user_input.quote(cmd_name)}{suggestion}. headscope --help lists all")
+        return command
 
 
 class ProbeCommand(TyperCommand):

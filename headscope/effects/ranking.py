@@ -35,10 +35,13 @@ def largest_unit(effects: Effects, ascending: bool = False, by_size: bool = Fals
     return chosen_unit(effects, effects.units.loc[values.sort_values(ascending=ascending, kind="stable").index[0]])
 
 
-def next_units(effects: Effects, count: int) -> pd.DataFrame:
-    """The units of largest positive effect after the first, among the measured ones (all if none was measured)."""
-    ordered = effects.candidates.sort_values("effect", ascending=False, kind="stable")[1 : count + 1]
-    return ordered[ordered["effect"] > 0]
+def next_units(effects: Effects, count: int, by_size: bool = False) -> pd.DataFrame:
+    """The units that follow the first by positive effect, or by absolute effect, among the measured ones (all if none
+    was measured)."""
+    units = effects.candidates
+    sizes = units["effect"].abs() if by_size else units["effect"]
+    ordered = units.loc[sizes.sort_values(ascending=False, kind="stable").index[1 : count + 1]]
+    return ordered if by_size else ordered[ordered["effect"] > 0]
 
 
 def chosen_unit(effects: Effects, unit: pd.Series) -> pd.Series:
@@ -50,8 +53,7 @@ def chosen_unit(effects: Effects, unit: pd.Series) -> pd.Series:
     corrected = unit.copy()
     corrected["selected_from"] = len(effects.candidates)
     if pd.notna(unit["low"]):
-        values = np.array([[*effects.by_sample(unit).values()]])
-        corrected["low"], corrected["high"] = effects.sweep.intervals(values, len(effects.candidates))[:, 0]
+        corrected["low"], corrected["high"] = effects.interval(unit, len(effects.candidates))
     return corrected
 
 

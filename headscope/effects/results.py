@@ -38,23 +38,24 @@ def sweep_questions(
     headline. `unit` is the template of a unit's name. The others are fields of the questions about one effect.
     """
     of_measured = "[ among the {measured:,} of {units:,} {nouns} with exact effects]"
+    of_ratios = f"[; the mean of the ratios of single {samples} is {{mean_of_ratios:+.2f}}]"
     effect = Question(
         name=f"{area}.top",
-        sentence=f"{subject}: the highest effect{of_measured} is that of {unit}, {{value}}",
+        sentence=f"{subject}: the highest effect{of_measured} is that of {unit}, {{value}}{of_ratios}",
         headline=f"{brief_subject}: {unit} {{leads}} {{value}}",
         number=number,
         value_unit=value_unit,
         samples=samples,
         level="headline",
     )
-    lowest = f"{subject}: the lowest effect{of_measured} is that of {unit}, {{value}}"
+    lowest = f"{subject}: the lowest effect{of_measured} is that of {unit}, {{value}}{of_ratios}"
     return (
         effect,
         replace(effect, name=f"{area}.lowest", sentence=lowest, headline="", level="detail"),
         replace(
             effect,
             name=f"{area}.only",
-            sentence=f"{subject}: {unit} has the effect {{value}}",
+            sentence=f"{subject}: {unit} has the effect {{value}}{of_ratios}",
             headline=f"{brief_subject}: {unit} {{value}}",
         ),
         Question(

@@ -14,7 +14,10 @@ from headscope.runs.aggregation import (
     SIGNIFICANCE,
     adjust_p_values,
     confidence_interval,
+    linearise_ratios,
     plain_types,
+    ratio_of_means_interval,
+    ratio_test,
     t_test,
     wilson_interval,
 )
@@ -33,6 +36,9 @@ class Sweep:
     """Column with the document, pair or trial. Means are over samples."""
     value: str
     """Column with the effect of one unit in one sample."""
+    weight: str = ""
+    """Column with the denominator of an effect that is a ratio, the same for all units of a sample. The effect over
+    samples is then the ratio of means, so that a sample with a small denominator does not dominate it."""
     units: tuple[str, ...] = UNIT_KEYS
     """Columns that identify a unit within a sweep."""
     methods: tuple[str, ...] = (EXACT,)
@@ -43,8 +49,16 @@ class Sweep:
     is_share: bool = False
     """Whether the values are outcomes, 0 or 1, or means of them: their mean has Wilson's interval, and no p."""
 
-    def intervals(self, values: npt.NDArray[np.float64], choices: int = 1) -> npt.NDArray[np.float64]:
-        """95 % confidence interval [2, units] of the mean of `values` [units, samples], allowing for `choices`."""
+    def intervals(
+        self, values: npt.NDArray[np.float64], choices: int = 1, weights: npt.NDArray[np.float64] | None = None
+    ) -> npt.NDArray[np.float64]:
+        """95 % confidence interval [2, units] of the mean of `values` [units, samples], allowing for `choices`.
+
+        With `weights` [samples], the values are those of `linearise_ratios`.
+        """
+        if weights is not None:
+            of_units = np.broadcast_to(weights, values.shape)
+            return ratio_of_means_interval(values, of_units, choices).clip(*self.limits)
         if self.is_share and values.shape[1]:
             return np.asarray(wilson_interval(values.mean(axis=1), values.shape[1], choices))
         return confidence_interval(values, choices).clip(*self.limits)
@@ -58,19 +72,23 @@ class Effects:
     key: Mapping[str, Any]
     """The sweep's keys with their values."""
     units: pd.DataFrame
-    """One row per unit: its keys, `effect` (mean over samples), `low`, `high` (95 % confidence interval), `n` samples,
-    `method`, `p` (two-sided t-test of 0) and `p_adjusted` (Benjamini-Hochberg over all units of the sweep; those that
-    were only estimated count as tests with p = 1, because the estimates selected the others). An estimate, whose error
-    is unknown, has no interval and no p; neither has an effect over fewer than three samples."""
+    """One row per unit: its keys, `effect` (mean over samples; of ratios the ratio of means), `low`, `high` (95 %
+    confidence interval), `n` samples, `method`, `p` (two-sided t-test of 0) and `p_adjusted` (Benjamini-Hochberg over
+    all units of the sweep; those that were only estimated count as tests with p = 1, because the estimates selected the
+    others). An estimate, whose error is unknown, has no interval and no p; neither has an effect over fewer than three
+    samples. Of ratios also `mean_of_ratios`."""
     values: pd.DataFrame
     """Effects by sample (columns) of the units (index, in the order of `units`) that have them, by the method of the
-    unit. NaN for a sample that was not measured."""
+    unit, whose mean is the effect. NaN for a sample that was not measured. Ratios are linearised
+    (`linearise_ratios`)."""
     estimates: pd.DataFrame
     """Mean estimate of every unit (index) by method (columns), over the samples in which the unit was measured if it
     was. NaN without."""
     estimate_sizes: pd.Series
     """Root mean square over samples of the most accurate estimate of every unit (index), by which units are selected;
     the absolute value of an estimate that was stored as a mean. NaN without."""
+    weights: pd.Series | None = None
+    """The denominators by sample (index) of effects that are ratios."""
 
     @property
     def model(self) -> str:
@@ -119,6 +137,13 @@ class Effects:
         row = self.values.loc[index].dropna() if index in self.values.index else pd.Series(dtype="float64")
         return {str(name): float(value) for name, value in row.items()}
 
+    def interval(self, unit: pd.Series, choices: int) -> tuple[float, float]:
+        """95 % confidence interval of the effect of a measured unit, allowing for the choice among `choices` units."""
+        values = self.values.loc[self.unit_key(unit)].dropna()
+        weights = None if self.weights is None else self.weights[values.index].to_numpy(np.float64)
+        low, high = self.sweep.intervals(values.to_numpy(np.float64)[None], choices, weights)[:, 0]
+        return float(low), float(high)
+
     def unit_key(self, unit: pd.Series) -> Any:
         """The label of a unit in the index of `values` and `estimates`."""
         names = self.sweep.units
@@ -149,6 +174,7 @@ def _effects_of(rows: pd.DataFrame, sweep: Sweep, key: Mapping[str, Any]) -> Eff
         for name in sweep.methods
         if (method == name).any()
     }
+    weights = rows.groupby(sweep.sample)[sweep.weight].first().astype("float64") if sweep.weight else None
     exact = tables.get(EXACT)
     chosen: list[pd.DataFrame] = []
     methods: list[pd.Series] = []
@@ -157,38 +183,72 @@ def _effects_of(rows: pd.DataFrame, sweep: Sweep, key: Mapping[str, Any]) -> Eff
         chosen.append(others)
         methods.append(pd.Series(name, others.index))
     values = pd.concat(chosen).astype("float64").sort_index()
-    estimates = {name: _estimate_means(table, exact) for name, table in tables.items() if name != EXACT}
+    estimates = {name: _estimate_means(table, exact, weights) for name, table in tables.items() if name != EXACT}
     by_method = pd.DataFrame(estimates, index=values.index, columns=[*estimates])
-    sizes = tables[next(iter(estimates))].pow(2).mean(axis=1).pow(0.5) if estimates else pd.Series(dtype="float64")
-    units = _unit_table(values, pd.concat(methods).reindex(values.index), sweep)
-    return Effects(sweep, key, units, values, by_method, sizes.reindex(values.index))
+    sizes = (
+        root_mean_squares(tables[next(iter(estimates))], weights).reindex(values.index)
+        if estimates
+        else pd.Series(np.nan, values.index)
+    )
+    units, by_sample = _unit_table(values, pd.concat(methods).reindex(values.index), sweep, weights)
+    return Effects(sweep, key, units, by_sample, by_method, sizes, weights)
 
 
-def _estimate_means(estimates: pd.DataFrame, exact: pd.DataFrame | None) -> pd.Series:
+def _estimate_means(estimates: pd.DataFrame, exact: pd.DataFrame | None, weights: pd.Series | None) -> pd.Series:
     """Mean estimate of every unit, over the samples in which the unit was measured if it was."""
     if exact is not None:
         is_measured = exact.notna().reindex(index=estimates.index, columns=estimates.columns, fill_value=False)
         estimates = estimates.where(is_measured | ~estimates.index.isin(exact.index)[:, None])
-    return estimates.mean(axis=1)
+    return _linearised(estimates, weights).mean(axis=1)
 
 
-def _unit_table(values: pd.DataFrame, methods: pd.Series, sweep: Sweep) -> pd.DataFrame:
-    """The `Effects.units` of the values by sample."""
-    statistics = _mean_statistics(values.to_numpy(), sweep)
+def _linearised(ratios: pd.DataFrame, weights: pd.Series | None) -> pd.DataFrame:
+    """Ratios [units, samples] whose mean is the ratio of means; unchanged without the weights by sample."""
+    if weights is None:
+        return ratios
+    of_units = np.broadcast_to(weights[ratios.columns].to_numpy(), ratios.shape)
+    values = linearise_ratios(ratios.to_numpy(np.float64) * of_units, of_units)
+    return pd.DataFrame(values, ratios.index, ratios.columns)
+
+
+def root_mean_squares(values: pd.DataFrame, weights: pd.Series | None = None) -> pd.Series:
+    """Root mean square over samples (columns) of every unit (index): its size, also if its signs differ.
+
+    Ratios are first multiplied by their weights by sample, so that a small denominator does not make a unit large.
+    """
+    return (values if weights is None else values * weights[values.columns]).pow(2).mean(axis=1).pow(0.5)
+
+
+def _unit_table(
+    values: pd.DataFrame, methods: pd.Series, sweep: Sweep, weights: pd.Series | None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The `Effects.units` and `Effects.values` of the values by sample."""
+    by_sample = _linearised(values, weights)
+    of_samples = None if weights is None else weights[values.columns].to_numpy()
+    statistics = _mean_statistics(by_sample.to_numpy(), sweep, of_samples)
     statistics.loc[(methods != EXACT).to_numpy(), ["low", "high", "p"]] = np.nan
+    if weights is not None:
+        statistics["mean_of_ratios"] = values.mean(axis=1).to_numpy()
     units = values.index.to_frame(index=False).join(statistics).assign(method=methods.to_numpy())
-    return units.assign(p_adjusted=adjust_p_values(units["p"]))
+    return units.assign(p_adjusted=adjust_p_values(units["p"])), by_sample
 
 
-def _mean_statistics(values: npt.NDArray[np.float64], sweep: Sweep) -> pd.DataFrame:
+def _mean_statistics(
+    values: npt.NDArray[np.float64], sweep: Sweep, weights: npt.NDArray[np.float64] | None
+) -> pd.DataFrame:
     """Mean of every row [units, samples] with `low`, `high`, `p` and `n`, over the samples that are not NaN."""
     result = pd.DataFrame(np.nan, range(len(values)), ["effect", "low", "high", "p", "n"])
     for is_measured in np.unique(~np.isnan(values), axis=0):
         rows = (~np.isnan(values) == is_measured).all(axis=1)
         block = values[np.ix_(rows, is_measured)]
+        of_samples = None if weights is None else weights[is_measured]
         means = block.mean(axis=1) if block.shape[1] else np.full(len(block), np.nan)
-        p = np.full(len(block), np.nan) if sweep.is_share else t_test(block)
-        result.loc[rows] = np.column_stack([means, *sweep.intervals(block), p, np.full(len(block), block.shape[1])])
+        if sweep.is_share:
+            p = np.full(len(block), np.nan)
+        else:
+            p = t_test(block) if of_samples is None else ratio_test(block, np.broadcast_to(of_samples, block.shape))
+        ends = sweep.intervals(block, weights=of_samples)
+        result.loc[rows] = np.column_stack([means, *ends, p, np.full(len(block), block.shape[1])])
     return result.astype({"n": int})
 
 

@@ -53,7 +53,11 @@ def unit_result(effects: Effects, unit: pd.Series, question: str, **fields: Any)
     `fields` are further fields of the result. The head is set if the unit is a head or KV group.
     """
     place = unit_fields(unit) if {*UNIT_KEYS} <= {*effects.sweep.units} else {}
+    details = dict(fields.pop("details", {}))
+    if unit["n"] > 1 and "mean_of_ratios" in unit:
+        details["mean_of_ratios"] = float(unit["mean_of_ratios"])
     values: dict[str, Any] = {
+        "details": details,
         "model": effects.model,
         "where": effects.where,
         "value": float(unit["effect"]),
@@ -80,7 +84,9 @@ def head_columns(run: RunTables, rows: pd.DataFrame, sweep: Sweep) -> pd.DataFra
     groups: Any = rows.groupby("column", sort=False)
     blocks = []
     for name, block in groups:
-        means = mean_with_interval(block.set_index([*HEAD_KEYS, "doc"])[sweep.value], str(name))
+        of_samples = block.set_index([*HEAD_KEYS, "doc"])
+        weights = of_samples[sweep.weight] if sweep.weight else None
+        means = mean_with_interval(of_samples[sweep.value], str(name), weights=weights)
         has_estimates = len(sweep.methods) > 1
         blocks.append(with_method(means, block.set_index(HEAD_KEYS)["method"]) if has_estimates else means)
     return pd.concat(blocks, axis=1)

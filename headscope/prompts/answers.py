@@ -14,9 +14,11 @@ MIN_EXCHANGE, MIN_EXCHANGED_PROBABILITY = 0.5, 0.05
 """Least lead of the corrupted prompt, in logits or nats and as a probability, at which a pair counts as exchanged
 [ours]."""
 
+LEAST_PROBABILITY_TEXT = f"{100 * LEAST_PROBABILITY:.0f} %"
+"""The least probability in words."""
 ANSWER_CRITERIA: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(METRICS_WITH_WRONG, "its logit is above that of the wrong answer")
-    | dict.fromkeys(("logprob", "nll"), f"its probability is at least {100 * LEAST_PROBABILITY:.0f} % per token")
+    | dict.fromkeys(("logprob", "nll"), f"its probability is at least {LEAST_PROBABILITY_TEXT} per token")
 )
 """When a run gives the answer, by metric. The others (kl, rank, a metric of the user) have no such bound."""
 
@@ -35,15 +37,16 @@ def gives_answer(metric: str, values: Values) -> npt.NDArray[np.bool_]:
     return np.asarray((-values if metric == "nll" else values) > least)
 
 
-def shows_answer(metric: str, clean: float, corrupted: float, is_contrast: bool) -> bool:
-    """Whether the effects of a pair show how the model answers, by the metric of its two unchanged runs.
+def shows_answer(metric: str, clean: float, corrupted: float | None = None, is_contrast: bool = True) -> bool:
+    """Whether the effects of a prompt show how the model answers, by the metric of its unchanged runs.
 
-    The model gives the answer to the clean prompt. If `is_contrast`, it also prefers the wrong answer for the corrupted
-    prompt, by logit or probability: a pair whose two prompts prefer the same answer has a small difference, and
-    so large effects.
+    The model gives the answer to the clean prompt. If a corrupted prompt was run and `is_contrast`, the model also
+    prefers the wrong answer for it, by logit or probability: a pair whose two prompts prefer the same answer has a
+    small difference, and so large effects.
     """
     gives = bool(gives_answer(metric, np.array([clean]))[0])
-    return gives and not (metric in METRICS_WITH_WRONG and is_contrast and corrupted > 0)
+    prefers_same = corrupted is not None and metric in METRICS_WITH_WRONG and is_contrast and corrupted > 0
+    return gives and not prefers_same
 
 
 def describe_unanswered(metric: str, values: Values, noun: str = "pair") -> str:
@@ -57,7 +60,7 @@ def describe_unanswered(metric: str, values: Values, noun: str = "pair") -> str:
     reason = (
         "the answer's logit is not above that of the wrong answer"
         if metric in METRICS_WITH_WRONG
-        else f"the answer's probability is below {100 * LEAST_PROBABILITY:.0f} % per token"
+        else f"the answer's probability is below {LEAST_PROBABILITY_TEXT} per token"
     )
     question = ""
     if metric in METRICS_WITH_WRONG and 2 * missing > len(values):

@@ -53,8 +53,9 @@ def metric_unit(metric: str) -> str:
     return "its unit" if metric.startswith(OWN_METRIC) else _METRICS[metric][1]
 
 
-Alignment = Literal["equal", "end"]
-"""equal: both prompts have the same number of tokens; end: only their common last tokens correspond."""
+Alignment = Literal["equal", "end", "free"]
+"""equal: both prompts have the same number of tokens; end: only their common last tokens correspond; free: no tokens
+need to correspond, for probes that patch nothing."""
 
 RESERVED_SPAN_NAMES = ("all", "each")
 """Names of positions that are not spans of a pair."""
@@ -190,8 +191,8 @@ def tokenize_pair(
     """The pair in tokens, each prompt after the tokenizer's leading special tokens.
 
     `needs_one_token`: the answers must be single tokens. `needs_wrong`: the wrong answer must be given. Raises BadInput
-    for prompts of different lengths (unless `alignment` is "end"), prompts without a common last token, and answers
-    that the metric cannot use.
+    for prompts of different lengths (if `alignment` is "equal"), prompts without a common last token (if "end"), and
+    answers that the metric cannot use.
     """
     location = pair.location or f"prompt pair '{pair.name}'"
     clean, corrupted = (
@@ -204,7 +205,7 @@ def tokenize_pair(
             "them equal, or use --align end"
         )
     aligned = len(clean) if alignment == "equal" else common_suffix_length(clean, corrupted)
-    if aligned == 0:
+    if aligned == 0 and alignment != "free":
         raise BadInput(f"{location}: the two prompts end in different tokens. End both prompts with the same token")
     answer = _answer_tokens(tokenizer, pair.clean, pair.answer, location)
     wrong = answer[:0]

@@ -79,22 +79,72 @@ def difference_interval(first: Ends, second: Ends) -> tuple[float, float]:
     return low, one - other + math.hypot(one_high - one, other - other_low)
 
 
-def ratio_interval(numerators: npt.NDArray[np.float64], denominators: npt.NDArray[np.float64]) -> tuple[float, float]:
+def ratio_interval(
+    numerators: npt.NDArray[np.float64], denominators: npt.NDArray[np.float64], choices: int = 1
+) -> tuple[Any, Any]:
     """95 % confidence interval of the ratio of two means over the same samples (Fieller 1954, with Student's t).
 
-    -inf to inf below three samples and unless the mean of `denominators` is surely positive.
+    Both are [.., samples]; the ends are numbers or arrays. -inf to inf below three samples and unless the mean of
+    `denominators` is surely positive. `choices` as in `confidence_interval`.
     """
-    count = len(numerators)
+    count = numerators.shape[-1]
+    top, bottom = numerators.mean(-1), denominators.mean(-1)
     if count < MIN_DOCUMENTS:
-        return -math.inf, math.inf
-    top, bottom = numerators.mean(), denominators.mean()
-    covariance = np.cov(numerators, denominators) * stdtrit(count - 1, 0.975) ** 2 / count
-    square = bottom**2 - covariance[1, 1]
-    if bottom <= 0 or square <= 0:
-        return -math.inf, math.inf
-    middle = top * bottom - covariance[0, 1]
-    root = math.sqrt(max(middle**2 - square * (top**2 - covariance[0, 0]), 0.0))
-    return float((middle - root) / square), float((middle + root) / square)
+        return np.full_like(top, -math.inf)[()], np.full_like(top, math.inf)[()]
+    scale = stdtrit(count - 1, 1 - 0.025 / choices) ** 2 / (count * (count - 1))
+    errors = [part - part.mean(-1, keepdims=True) for part in (numerators, denominators)]
+    top_variance, covariance, bottom_variance = (
+        scale * (one * other).sum(-1) for one, other in ((errors[0], errors[0]), errors, (errors[1], errors[1]))
+    )
+    square = bottom**2 - bottom_variance
+    is_bounded = (bottom > 0) & (square > 0)
+    middle = top * bottom - covariance
+    root = np.sqrt(np.maximum(middle**2 - square * (top**2 - top_variance), 0.0))
+    divisor = np.where(is_bounded, square, 1.0)
+    low, high = ((middle + sign * root) / divisor for sign in (-1, 1))
+    return np.where(is_bounded, low, -math.inf)[()], np.where(is_bounded, high, math.inf)[()]
+
+
+def linearise_ratios(
+    numerators: npt.NDArray[np.float64], denominators: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Values [units, samples] whose mean over samples is the ratio of means R = sum(numerators) / sum(denominators).
+
+    They are R + (numerator - R denominator) / mean(denominators): to first order what each sample adds. Both arguments
+    are [units, samples]; samples whose numerator is NaN are left out. A row is NaN if its denominators sum to 0.
+    """
+    known = np.where(np.isnan(numerators), np.nan, denominators)
+    total = np.nansum(known, axis=1, keepdims=True)
+    total[total == 0] = np.nan
+    ratio = np.nansum(numerators, axis=1, keepdims=True) / total
+    samples = (~np.isnan(numerators)).sum(1, keepdims=True)
+    return np.asarray(ratio + (numerators - ratio * known) * samples / total)
+
+
+def ratio_of_means_interval(
+    linearised: npt.NDArray[np.float64], denominators: npt.NDArray[np.float64], choices: int = 1
+) -> npt.NDArray[np.float64]:
+    """95 % confidence interval [2, units] of ratios of means (Fieller), from `linearise_ratios` and its denominators.
+
+    NaN without one: below three samples, or if the mean denominator is not clearly different from 0.
+    """
+    ends = np.asarray(ratio_interval(*_fractions(linearised, denominators), choices))
+    return np.where(np.isfinite(ends), ends, np.nan)
+
+
+def ratio_test(linearised: npt.NDArray[np.float64], denominators: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Two-sided p-values of a ratio of means of 0, which are those of the numerators; NaN below three samples."""
+    return t_test(_fractions(linearised, denominators)[0])
+
+
+def _fractions(
+    linearised: npt.NDArray[np.float64], denominators: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Numerators and denominators [units, samples] behind values of `linearise_ratios`, with a positive mean of the
+    denominators."""
+    mean, ratio = denominators.mean(1, keepdims=True), linearised.mean(1, keepdims=True)
+    sign = np.where(mean < 0, -1.0, 1.0)
+    return sign * ((linearised - ratio) * mean + ratio * denominators), sign * denominators
 
 
 def share_interval_of_units(parts: npt.NDArray[np.float64], wholes: npt.NDArray[np.float64]) -> tuple[float, float]:
@@ -107,7 +157,9 @@ def share_interval_of_units(parts: npt.NDArray[np.float64], wholes: npt.NDArray[
         return math.nan, math.nan
     excess = parts - wholes * (parts.sum() / wholes.sum())
     lowest, highest = ([int(unit)] * UNSEEN_UNITS for unit in (excess.argmin(), excess.argmax()))
-    ends = [ratio_interval(*(np.append(sums, sums[unit]) for sums in (parts, wholes))) for unit in (lowest, highest)]
+    ends = [
+        ratio_interval(np.append(parts, parts[unit]), np.append(wholes, wholes[unit])) for unit in (lowest, highest)
+    ]
     return max(ends[0][0], 0.0), min(ends[1][1], 1.0)
 
 
@@ -269,20 +321,27 @@ def collect_samples() -> Iterator[Samples]:
         _collected.reset(token)
 
 
-def mean_with_interval(values: pd.Series, name: str, low: float = -np.inf, high: float = np.inf) -> pd.DataFrame:
+def mean_with_interval(
+    values: pd.Series, name: str, low: float = -np.inf, high: float = np.inf, weights: pd.Series | None = None
+) -> pd.DataFrame:
     """Mean over documents of `values` (the last index level is doc) with its interval: name, name_low, name_high.
 
-    The interval is clipped to the range of the values, `low` to `high`.
+    The interval is clipped to the range of the values, `low` to `high`. With `weights`, the denominators of values that
+    are ratios, with the same index, the mean is the ratio of means.
     """
     blocks = []
     keys = values.index.to_frame(index=False)[["model", "doc"]]
     documents = keys.drop_duplicates().groupby("model")["doc"].agg(frozenset)
     for _, block in values.groupby(keys["model"].map(documents.to_dict()).to_numpy(), sort=False):
         table = block.unstack("doc")  # of models with the same documents
+        if weights is not None:
+            denominators = weights.loc[block.index].unstack("doc").to_numpy(np.float64)
+            table[:] = linearise_ratios(table.to_numpy(np.float64) * denominators, denominators)
         if (samples := _collected.get()) is not None:
             samples.setdefault(name, []).append(table)
         numbers = table.to_numpy(dtype=np.float64)
-        lower, upper = confidence_interval(numbers).clip(low, high)
+        ends = confidence_interval(numbers) if weights is None else ratio_of_means_interval(numbers, denominators)
+        lower, upper = ends.clip(low, high)
         columns = {name: numbers.mean(axis=1), f"{name}_low": lower, f"{name}_high": upper}
         blocks.append(pd.DataFrame(columns, index=table.index))
     return blocks[0] if len(blocks) == 1 else pd.concat(blocks).sort_index()

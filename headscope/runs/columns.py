@@ -111,6 +111,16 @@ ANSWER_COLUMNS = (
     Column("success", "flag", "", "whether greedy decoding gives exactly the right answer's tokens"),
 )
 """Answer of a changed model to a prompt."""
+IS_COUNTED = Column(
+    "is_counted",
+    "flag",
+    "",
+    "whether means include the prompt: the unchanged model gives its answer, or the option keep_failing is set",
+    absent=True,
+)
+ANSWER_METRIC = key(
+    "metric", "label", "", "logit_diff, logprob, kl, nll, prob_diff or rank; own:NAME: a function of the user", None
+)
 LAYER = key("layer", "index16", "", "decoder layer, from 0")
 HEAD = key("head", "index16", "", "query head within the layer, from 0")
 GROUP = key("kv_group", "index16", "", "query heads that share one key head; head // (heads / groups)")

@@ -1,13 +1,16 @@
-"""Analysis of ablations: effects of every head over prompts, and columns of the per-head table."""
+"""Analysis of ablations: effects of every head over prompts, and columns of the per-head table.
+
+Means are over the prompts that count (`is_counted`) in every model.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import pandas as pd
 
 from headscope.ablation_names import column_part, describe_ablation
+from headscope.effects.prompts import rows_that_count, subset_sweeps
 from headscope.effects.sweep import Effects, Sweep, sweep_effects
 from headscope.effects.units import head_columns
 from headscope.runs.aggregation import plain_types
@@ -21,7 +24,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             f"{describe_ablation(kind)} on prompts",
             "logits or nats",
             f"change of the answer's metric under {describe_ablation(kind)} of the head at all positions, "
-            "mean over the prompts of all sets",
+            "mean over the prompts of all sets that count in every model (is_counted)",
             number_format="+.3g",
         )
         for kind in KINDS
@@ -40,7 +43,7 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """
     if ABLATION.name not in run.tables:
         return None
-    rows = with_change(run.table(ABLATION.name))
+    rows = counted_rows(run.table(ABLATION.name))
     rows = rows[~rows["intervention"].str.contains(POSITIONS_MARK, regex=False)]
     if rows.empty:
         return None
@@ -53,24 +56,29 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
 
 def sweeps(run: RunTables) -> list[Effects]:
     """Every sweep of single heads."""
-    return sweep_effects(with_change(run.table(ABLATION.name)), SWEEP, run.models)
+    return sweep_effects(counted_rows(run.table(ABLATION.name)), SWEEP, run.models)
+
+
+def prompt_sweeps(run: RunTables) -> list[Effects]:
+    """The sweeps of single heads in every prompt that has results of its own."""
+    return subset_sweeps(counted_rows(run.table(ABLATION.name)), SWEEP, run.models)
 
 
 def set_sweeps(run: RunTables, is_control: bool = False) -> list[Effects]:
     """Every sweep of the named heads together, or of random heads (mean over the sets of a prompt), as one unit."""
-    rows = with_change(run.table(ABLATION_SETS.name))
+    rows = counted_rows(run.table(ABLATION_SETS.name))
     return sweep_effects(rows[(rows["draw"] > 0) == is_control], SET_SWEEP, run.models)
 
 
-def with_change(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows with `change`, metric after minus metric before, and with the kind of ablation as `intervention`."""
-    rows = plain_types(table).rename(columns={"kind": "intervention"})
+def counted_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows that count with `change`, metric after minus before, and the kind of ablation as `intervention`."""
+    rows = rows_that_count(table).rename(columns={"kind": "intervention"})
     return rows.assign(change=rows["metric_after"] - rows["metric_before"])
 
 
-def prompt_metrics(run: RunTables) -> dict[tuple[str, str, str], pd.Series]:
-    """The metric of the unchanged run of every prompt, by (model, prompts, metric)."""
-    keys = ["model", "prompts", "metric"]
-    rows = plain_types(run.table(ABLATION.name)[[*keys, "pair", "metric_before"]].drop_duplicates([*keys, "pair"]))
-    groups: Any = rows.groupby(keys, sort=False)
-    return {key: group.set_index("pair")["metric_before"] for key, group in groups}
+def prompt_metrics(run: RunTables) -> pd.DataFrame:
+    """One row per prompt of every model and set: model, prompts, metric, pair, is_counted, and `metric_clean` of the
+    unchanged run."""
+    keys = ["model", "prompts", "metric", "pair"]
+    rows = run.table(ABLATION.name)[[*keys, "metric_before", "is_counted"]].drop_duplicates(keys)
+    return plain_types(rows).rename(columns={"metric_before": "metric_clean"})

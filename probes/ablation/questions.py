@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from headscope.effects.results import sweep_questions
+from headscope.results.answers import answer_questions
 from headscope.results.questions import Question
 
 _SWEEP = "{change:capital} in {model}, {prompts}"
@@ -17,13 +18,16 @@ EFFECT = Question(
 """The effect of one head."""
 
 QUESTIONS = (
+    *answer_questions("ablation"),
     Question(
-        name="ablation.answered",
-        sentence="{model}, {prompts}: the unchanged model gives the answer ({answer_criterion}) in {value}[. "
-        "Means include {unanswered:n prompts} without it, whose effects do not show how the model answers][. {doubt}]",
-        number="percent",
+        name="ablation.prompt",
+        sentence=f"{_SWEEP}, [prompt {{pair}}][group {{group}}], one head at a time: the effect of largest size is "
+        "that of {unit}, {value}[, followed by {next:+.3g}]; the {label} is {clean:.2f} in the unchanged model",
+        headline="{change:capital}, {prompts}, [prompt {pair}][group {group}] ({label} {clean:.2f}): {unit} {value}"
+        "[, {next:+.3g}]",
+        number="+.3g",
         samples="prompts",
-        better="higher",
+        level="row",
     ),
     *(
         question if question.name != "ablation.top" else replace(question, level="detail", headline="")

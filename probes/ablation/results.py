@@ -6,29 +6,30 @@ from typing import Any
 import pandas as pd
 
 from headscope.ablation_names import describe_ablation
+from headscope.effects.prompts import prompts_that_count, subset_result
 from headscope.effects.ranking import largest_unit
 from headscope.effects.results import leads, sweep_results
 from headscope.effects.sweep import Effects, rows_of_sweep
 from headscope.effects.units import unit_result
-from headscope.prompts.answers import ANSWER_CRITERIA, gives_answer
-from headscope.prompts.pairs import METRICS_WITH_WRONG, metric_label, metric_unit
+from headscope.prompts.pairs import metric_label, metric_unit
 from headscope.rendering.text import head_mask
-from headscope.results.answers import answered_result
+from headscope.results.answers import answer_results
 from headscope.results.result import Bound, Result
 from headscope.results.samples import mean_result
 from headscope.results.verdicts import judge
 from headscope.runs.run import Run
-from probes.ablation.analysis import prompt_metrics, set_sweeps, sweeps, with_change
+from probes.ablation.analysis import counted_rows, prompt_metrics, prompt_sweeps, set_sweeps, sweeps
 from probes.ablation.schema import ABLATION, ABLATION_SETS
-
-DOUBT = "Answer and wrong answer may be exchanged"
 
 
 def results(run: Run) -> Iterator[Result]:
     """The answers of the unchanged model, the heads of largest and lowest effect, and the named heads together."""
     if ABLATION.name not in run.tables:
         return
-    yield from _answered_results(run)
+    prompts = run.derived(prompt_metrics)
+    yield from answer_results("ablation", prompts, prompts_that_count(prompts))
+    for effects in run.derived(prompt_sweeps):
+        yield subset_result(effects, "ablation.prompt", prompts, _details(effects), by_size=True)
     if ABLATION_SETS.name in run.tables:
         controls = {tuple(control.key.values()): control for control in run.derived(set_sweeps, True)}
         for effects in run.derived(set_sweeps):
@@ -43,21 +44,9 @@ def results(run: Run) -> Iterator[Result]:
             yield unit_result(effects, unit, "ablation.largest", details=_details(effects) | {"leads": leads(unit)})
 
 
-def _answered_results(run: Run) -> Iterator[Result]:
-    """How many prompts of each set the unchanged model answers."""
-    for (model, prompts, metric), values in run.derived(prompt_metrics).items():
-        if metric in ANSWER_CRITERIA:
-            is_answered = pd.Series(gives_answer(metric, values.to_numpy()), values.index)
-            unanswered = int((~is_answered).sum())
-            doubt = DOUBT if metric in METRICS_WITH_WRONG else ""
-            fields: dict[str, Any] = {"model": model, "where": {"prompts": prompts, "metric": metric}}
-            criterion = ANSWER_CRITERIA[metric]
-            yield answered_result("ablation.answered", criterion, is_answered, unanswered, doubt, **fields)
-
-
 def _set_result(run: Run, effects: Effects, has_control: bool) -> Result:
     """The effect of ablating all named heads together."""
-    rows, unit = rows_of_sweep(with_change(run.table(ABLATION_SETS.name)), effects.key), effects.units.iloc[0]
+    rows, unit = rows_of_sweep(counted_rows(run.table(ABLATION_SETS.name)), effects.key), effects.units.iloc[0]
     rows = rows[rows["draw"] == 0]
     details: dict[str, Any] = {"size": int(unit["size"])}
     details |= {"before": rows["metric_before"].mean(), "after": rows["metric_after"].mean()}

@@ -13,32 +13,23 @@ import pandas as pd
 from headscope.attention.edits import TokenSet
 from headscope.effects.controls import missing_control, random_controls
 from headscope.errors import BadInput
-from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads
-from headscope.heads import HeadSet
 from headscope.interventions.ablation import reference_outputs
 from headscope.interventions.answer_runs import AnswerRuns
 from headscope.interventions.edits import Edit
 from headscope.interventions.heads import ALL_HEADS, LayerHead, heads_by_layer
 from headscope.interventions.kinds import Replace, targets_of
-from headscope.model_identity import refuse_other_weights
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
-from headscope.prompts.haystack import Haystack
-from headscope.prompts.pair_sets import (
-    GENERATED_SETS,
-    PROMPT_SET,
-    SETS_OF_ANY_LENGTH,
-    PairSet,
-    check_set_names,
-    load_pair_set,
-    single_pair_set,
-)
+from headscope.prompts.answers import shows_answer
+from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, single_pair_set
 from headscope.prompts.pairs import METRICS_OF_ONE_TOKEN, METRICS_WITH_WRONG, TokenPair, stored_metric_name
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.arrow import Rows
 from headscope.study.ablations import StudyAblations
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
+from headscope.study.named_heads import NamedHeads
+from headscope.study.prompt_sets import PromptSets
 from probes.ablation.schema import ABLATION, ABLATION_SETS, POSITIONS_MARK, AblationOptions
 
 log = logging.getLogger("headscope")
@@ -58,17 +49,24 @@ class AblationRunner:
 
     def __init__(self, options: AblationOptions, context: StudyContext):
         self.options, self.context = options, context
-        self._pair_sets: dict[tuple[str, str], PairSet] = {}
+        self.sets = PromptSets(
+            context,
+            options.pairs,
+            count=options.count,
+            length=options.length,
+            metric=options.metric,
+            open_prompt=None if options.prompt is None else self._open_prompt,
+            check=lambda label, pair: self._tokens(pair),  # refuses a pair without the chosen positions
+        )
         self._by_length: dict[tuple[str, str], dict[tuple[int, int], list[int]]] = {}
-        self._named_heads: dict[str, HeadSet] | None = None
+        self._named_heads = NamedHeads(context, options.heads, options.weights) if self._are_heads_named else None
         self._ablations = StudyAblations(context)
 
     def cells(self) -> list[Cell]:
-        sources = self.options.pairs or [PROMPT_SET]
+        sources = self.sets.sources
         cells = []
         for label in self.context.labels:
-            sets = [self._pair_set(label, source) for source in sources]
-            check_set_names(sets)
+            sets = self.sets.of_model(label)
             self._ablations.check(self.options.kinds, label)  # before the work begins: a text may be too short
             if "resample" in self.options.kinds:
                 for source in sources:
@@ -83,7 +81,7 @@ class AblationRunner:
 
     def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
-        pairs = self._pair_set(cell.model, cell.work.prompts)
+        pairs = self.sets.open(cell.model, cell.work.prompts)
         pair, heads = pairs.build(cell.work.index), self._heads(model, cell.model)
         replay = AnswerRuns(model, pair, self.options.metric, RESIDUAL_STREAM_MEMORY_BYTES)
         single_heads: list[dict[str, Any]] = []
@@ -106,7 +104,10 @@ class AblationRunner:
                 for draw, value in enumerate(np.mean(together, axis=0))
             ]
         keys: dict[str, Any] = {"model": cell.model, "prompts": pairs.name, "pair": pair.name}
-        keys |= {"metric": stored_metric_name(self.options.metric), "metric_before": replay.unchanged}
+        metric = stored_metric_name(self.options.metric)
+        is_kept = self.options.keep_failing or self.options.prompt is not None  # a single prompt is no mean
+        is_counted = is_kept or shows_answer(metric, replay.unchanged)
+        keys |= {"metric": metric, "metric_before": replay.unchanged, "is_counted": is_counted}
         tables = {ABLATION.name: pd.DataFrame(single_heads).assign(**keys)}
         if self._are_heads_named:
             tables[ABLATION_SETS.name] = pd.DataFrame(sets).assign(**keys)
@@ -121,11 +122,14 @@ class AblationRunner:
 
     def _edit(self, kind: Any, places: Sequence[LayerHead], pair: TokenPair) -> Edit:
         """The ablation of heads at the chosen positions of the prompt of a pair."""
-        tokens = TokenSet()
-        if "all" not in self.options.positions:
-            chosen = {token for name in self.options.positions for token in pair.span(name, [ALL_TOKENS])}
-            tokens = TokenSet(tuple(sorted(chosen)))
-        return Edit(kind, tuple(places), targets_of(kind), tokens)
+        return Edit(kind, tuple(places), targets_of(kind), self._tokens(pair))
+
+    def _tokens(self, pair: TokenPair) -> TokenSet:
+        """The chosen positions. Raises BadInput for a pair without them."""
+        if ALL_TOKENS in self.options.positions:
+            return TokenSet()
+        chosen = {token for name in self.options.positions for token in pair.span(name, [ALL_TOKENS])}
+        return TokenSet(tuple(sorted(chosen)))
 
     def _head_sets(self, heads: Mapping[int, list[int]], model: Model, index: int) -> list[list[LayerHead]]:
         """The named heads, then random sets of as many other heads of the same layers, if every layer has so many."""
@@ -169,7 +173,7 @@ class AblationRunner:
 
     def _other_prompts(self, label: str, work: _AblationWork) -> Iterator[TokenPair]:
         """At most `draws` other prompts of the same number of tokens, drawn with the study's seed."""
-        pairs = self._pair_set(label, work.prompts)
+        pairs = self.sets.open(label, work.prompts)
         others = self._indices_by_length(label, work.prompts)[_lengths(pairs.build(work.index))]
         rng = np.random.default_rng([self.context.seed, work.index])
         drawn = rng.permutation([index for index in others if index != work.index])
@@ -178,7 +182,7 @@ class AblationRunner:
     def _indices_by_length(self, label: str, source: str) -> dict[tuple[int, int], list[int]]:
         """The prompts of a set by their number of tokens and that of their answer."""
         if (label, source) not in self._by_length:
-            pairs, indices = self._pair_set(label, source), defaultdict[tuple[int, int], list[int]](list)
+            pairs, indices = self.sets.open(label, source), defaultdict[tuple[int, int], list[int]](list)
             for index in range(len(pairs)):
                 indices[_lengths(pairs.build(index))].append(index)
             self._by_length[label, source] = indices
@@ -186,7 +190,7 @@ class AblationRunner:
 
     def _check_other_prompts(self, label: str, source: str) -> None:
         """Raise BadInput for a prompt that has no other one to take outputs from."""
-        pairs = self._pair_set(label, source)
+        pairs = self.sets.open(label, source)
         for (prompt_length, _), indices in self._indices_by_length(label, source).items():
             if len(indices) == 1:
                 raise BadInput(
@@ -197,61 +201,24 @@ class AblationRunner:
     def _heads(self, model: Model, label: str) -> dict[int, list[int]]:
         """The heads to ablate by index of their attention layer. Refuses heads that were measured on other weights,
         unless the options allow them."""
-        if not self._are_heads_named:
-            return heads_by_layer(
-                model, dict(zip(model.geometry.layer_numbers, map(range, model.geometry.layer_heads), strict=True))
-            )
         if self._named_heads is None:
-            self._named_heads = {name: parse_heads(name) for name in self.options.heads}
-            self.context.record_input("heads", [",".join(self._all_heads()).encode()])
-        for name, heads in self._named_heads.items():
-            source = f"head set '{heads if name.startswith(HEADS_OF_WEIGHTS) else name}'"
-            if refuse_other_weights(source, heads.model_digests, model.identity, label, self.options.weights):
-                self.context.record_other_weights(label, source, heads.model_digests.label)
-        return heads_by_layer(model, self._all_heads())
+            numbers, counts = model.geometry.layer_numbers, model.geometry.layer_heads
+            return heads_by_layer(model, dict(zip(numbers, map(range, counts), strict=True)))
+        self._named_heads.check(model, label)
+        return heads_by_layer(model, self._named_heads.identifiers)
 
-    def _all_heads(self) -> list[str]:
-        """The names of the selected heads, each once."""
-        return [*dict.fromkeys(name for heads in (self._named_heads or {}).values() for name in heads.identifiers)]
-
-    def _haystacks(self, label: str) -> list[Haystack]:
-        """The documents of the study as texts for needles."""
-        tokenizer = self.context.tokenizer(label)
-        documents = self.context.documents(label, self.options.length)
-        return [Haystack(document.name, document.ids, tokenizer) for document in documents]
-
-    def _pair_set(self, label: str, source: str) -> PairSet:
-        """A set of prompts in the tokens of a model."""
-        if (label, source) not in self._pair_sets:
-            options, tokenizer = self.options, self.context.tokenizer(label)
-            if options.prompt is not None:
-                pairs = single_pair_set(
-                    tokenizer,
-                    options.prompt,
-                    str(options.answer),
-                    options.wrong or "",
-                    template=options.template,
-                    needs_one_token=options.metric in METRICS_OF_ONE_TOKEN,
-                    needs_wrong=options.metric in METRICS_WITH_WRONG,
-                )
-            else:
-                pairs = load_pair_set(
-                    source,
-                    tokenizer,
-                    partial(self._haystacks, label),
-                    count=options.count,
-                    length=options.length,
-                    seed=self.context.seed,
-                    alignment="equal",
-                    metric=options.metric,
-                )
-            if "all" not in options.positions:
-                for number in range(len(pairs) if source not in GENERATED_SETS else 1):
-                    for name in options.positions:
-                        pairs.build(number).span(name, [ALL_TOKENS])  # refuses a pair without these tokens
-            self.context.record_input(f"prompts '{source}'", [pairs.digest.encode()])
-            self._pair_sets[label, source] = pairs
-        return self._pair_sets[label, source]
+    def _open_prompt(self, tokenizer: Any) -> PairSet:
+        """The prompt of the options as a set."""
+        options = self.options
+        return single_pair_set(
+            tokenizer,
+            str(options.prompt),
+            str(options.answer),
+            options.wrong or "",
+            template=options.template,
+            needs_one_token=options.metric in METRICS_OF_ONE_TOKEN,
+            needs_wrong=options.metric in METRICS_WITH_WRONG,
+        )
 
 
 def _places(heads: Mapping[int, Sequence[int]]) -> list[LayerHead]:

@@ -1,28 +1,33 @@
 """Options and stored tables of the ablation probe."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from headscope.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_TEXT, ablation_name, kinds_help
 from headscope.errors import OptionError, OptionName
-from headscope.head_names import head_names
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.pair_sets import unused_pair_options
 from headscope.prompts.token_positions import ALL_TOKENS
-from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
+from headscope.runs.columns import ANSWER_METRIC, GROUP, HEAD, IS_COUNTED, LAYER, MODEL, Column, Table, key
+from headscope.study.answer_options import (
+    HEADS_HELP,
+    METRIC_HELP,
+    PLACES_HELP,
+    AnswerMetric,
+    AnswerOptions,
+    HeadNames,
+    PositionNames,
+)
 from headscope.study.config import MultilineOptions, refuse_unused
-from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS, STORES_NAME
 
 KINDS = ("zero", MEAN_OF_TEXT, MEAN_OF_DOCUMENT, "resample", "uniform", "streaming")
 """Kinds with a column of `run.heads`; streaming for any window, if a run has one."""
 POSITIONS_MARK = " at "
 """What separates the stored kind of an ablation at some positions from their names."""
 
-_Metric = Annotated[Literal["logprob", "logit_diff", "nll", "prob_diff", "rank"], ACCEPTS_FUNCTION, STORES_NAME]
 
-
-class AblationOptions(MultilineOptions):
+class AblationOptions(MultilineOptions, AnswerOptions):
     """Ablation of heads, one at a time and together, while the model answers a prompt."""
 
     prompt: str | None = Field(
@@ -33,17 +38,11 @@ class AblationOptions(MultilineOptions):
     )
     wrong: str | None = Field(None, min_length=1, description="wrong answer, for the metrics logit_diff and prob_diff")
     template: bool = Field(False, description="put the prompt into the chat template of the tokenizer, as a message")
-    pairs: list[Annotated[str, Field(min_length=1)]] | None = Field(
-        None,
-        min_length=1,
-        description="instead of a prompt, sets of prompt pairs whose clean prompts are used: ioi, greater-than, "
-        "induction, needle, or a JSON lines file",
-    )
-    heads: Annotated[list[str], BeforeValidator(head_names)] = Field(
+    heads: HeadNames = Field(
         ["all"],
         min_length=1,
-        description="heads to ablate one at a time, such as L18H6; all: every head; file:FILE: a saved head set; "
-        "run:FOLDER:STATISTIC:COUNT[:MODEL]: the top heads of a run. Named heads are also ablated together",
+        description=f"heads to ablate one at a time, such as L18H6; all: every head; {HEADS_HELP}. Named heads are "
+        "also ablated together",
     )
     random_sets: int = Field(
         5,
@@ -54,11 +53,10 @@ class AblationOptions(MultilineOptions):
     )
     weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
     kinds: list[Annotated[str, AfterValidator(ablation_name)]] = Field(["zero"], min_length=1, description=kinds_help())
-    positions: Annotated[list[Annotated[str, Field(min_length=1)]], ACCEPTS_POSITIONS] = Field(
+    positions: PositionNames = Field(
         ["all"],
         min_length=1,
-        description="tokens whose head outputs are ablated, together: all, a named span of every pair such as subject "
-        "or last, a token such as 3 or -1, or a range without its end such as 3:7 or -4:",
+        description=f"tokens whose head outputs are ablated, together: all, {PLACES_HELP}",
     )
     draws: int = Field(
         4,
@@ -66,15 +64,7 @@ class AblationOptions(MultilineOptions):
         le=1000,
         description="for resample: number of other prompts, over which the metric is averaged; all if there are fewer",
     )
-    metric: _Metric = Field(
-        "logprob",
-        description="logprob: log-probability of the answer; logit_diff: logit of the answer minus logit of the wrong "
-        "answer; nll: mean loss of the answer's tokens; prob_diff: probability of the answer minus that of the wrong "
-        "answer; rank: number of tokens with a larger logit than the answer. In Python also a function of the logits "
-        "and the pair",
-    )
-    count: int = Field(32, ge=1, le=1_000_000, description="number of prompts of a generated set")
-    length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the sets induction and needle")
+    metric: AnswerMetric = Field("logprob", description=METRIC_HELP)
 
     @model_validator(mode="after")
     def _check_prompts(self) -> "AblationOptions":
@@ -82,7 +72,7 @@ class AblationOptions(MultilineOptions):
             raise OptionError("give either {prompt} with {answer}, or {pairs}")
         if self.prompt is not None and self.answer is None:
             raise OptionError("the prompt has no answer. Add {answer}, with its leading space")
-        unused = {"count", "length"} if self.prompt is not None else {"answer", "wrong", "template"}
+        unused = {"count", "length", "keep_failing"} if self.prompt is not None else {"answer", "wrong", "template"}
         if unused := unused & self.model_fields_set:
             raise OptionError(
                 "{option} cannot be combined with {source}. Remove {option}",
@@ -91,7 +81,7 @@ class AblationOptions(MultilineOptions):
             )
         if self.pairs is not None:
             refuse_unused(self, unused_pair_options(self.pairs))
-        if self.wrong is not None and self.metric in ("logprob", "nll", "rank"):
+        if self.wrong is not None and self.metric in ("logprob", "kl", "nll", "rank"):
             raise OptionError(
                 "{wrong} is for the metrics logit_diff and prob_diff, not {value}. Remove {wrong}, or change {metric}",
                 value=self.metric,
@@ -138,17 +128,15 @@ _KIND = key(
     "all",
     None,
 )
-_METRIC = key(
-    "metric", "label", "", "logprob, logit_diff, nll, prob_diff or rank; own:NAME: a function of the user", None
-)
 _VALUES = (
     Column("metric_before", "value", "logits, nats", "metric of the unchanged run"),
     Column("metric_after", "value", "logits, nats", "metric of the run with the ablation; resample: mean over draws"),
+    IS_COUNTED,
 )
 ABLATION = Table(
     "ablation",
     "metric of a prompt's answer when one head is ablated",
-    (*_KEYS, LAYER, HEAD, GROUP, _KIND, _METRIC, *_VALUES),
+    (*_KEYS, LAYER, HEAD, GROUP, _KIND, ANSWER_METRIC, *_VALUES),
 )
 ABLATION_SETS = Table(
     "ablation_sets",
@@ -156,7 +144,7 @@ ABLATION_SETS = Table(
     (
         *_KEYS,
         _KIND,
-        _METRIC,
+        ANSWER_METRIC,
         Column(
             "draw",
             "index16",

@@ -12,14 +12,13 @@ from probes.attribution.schema import STATISTIC_NAME, mean_over_positions
 def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """`next_token_attribution` at the longest length and `answer_attribution`, where they were measured.
 
-    By (model, layer, head, kv_group), each with its interval over documents or pairs.
+    By (model, layer, head, kv_group), each with its interval over documents or pairs that count.
     """
     columns = []
     if "attribution" in run.tables:
         rows = rows_at_longest_length(plain_types(run.table("attribution")))
         columns.append(mean_with_interval(mean_over_positions(rows, *HEAD_KEYS, "doc"), STATISTIC_NAME))
-    if ANSWER_HEADS.name in run.tables:
-        rows = heads_at_answer(run)
+    if ANSWER_HEADS.name in run.tables and len(rows := heads_at_answer(run)):
         values = rows.assign(doc=rows["prompts"] + "/" + rows["pair"]).set_index([*HEAD_KEYS, "doc"])["contribution"]
         columns.append(mean_with_interval(values, ANSWER_STATISTIC))
     return pd.concat(columns, axis=1) if columns else None

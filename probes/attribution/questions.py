@@ -1,5 +1,6 @@
 """Questions that the results of the probe `attribution` answer."""
 
+from headscope.results.answers import answer_questions
 from headscope.results.questions import Question
 
 QUESTIONS = (
@@ -37,13 +38,16 @@ QUESTIONS = (
         level="headline",
         better="higher",
     ),
+    *answer_questions("attribution", "pairs"),
     Question(
-        name="attribution.answered",
-        sentence="{model}, {prompts}: the model gives the answer ({answer_criterion}) in {value}[. Means include "
-        "{unanswered:n pairs} without it][. {doubt}]",
-        number="percent",
-        samples="pairs",
-        better="higher",
+        name="attribution.prompt",
+        sentence="In {model}, {prompts}, prompt {pair}: the logit of the answer is above {compared} by {value}; of all "
+        "heads, {most:+.3f} adds most and {least:+.3f} least",
+        headline="{prompts}, {pair}: logit of the answer above {compared} {value}; {most:+.3f} most, {least:+.3f} "
+        "least",
+        number="+.2f",
+        value_unit="logits",
+        level="row",
     ),
     Question(
         name="attribution.answer_layer",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import pandas as pd
 from pydantic import Field, model_validator
@@ -11,6 +11,7 @@ from headscope.errors import OptionError, OptionName
 from headscope.prompts.pair_sets import unused_pair_options
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
+from headscope.study.answer_options import PromptSetOptions
 from headscope.study.config import MAX_PROMPT_TOKENS, Lengths, PromptOptions, refuse_unused
 from probes.attribution.answers import schema as answers
 
@@ -18,7 +19,7 @@ DEFAULT_PROMPT_LENGTH = 128
 """Tokens of a prompt of the sets induction and needle."""
 
 
-class AttributionOptions(PromptOptions):
+class AttributionOptions(PromptOptions, PromptSetOptions):
     """What each part adds directly to the logit of the next token, or of an answer."""
 
     lengths: Lengths = Field(
@@ -37,13 +38,6 @@ class AttributionOptions(PromptOptions):
         min_length=1,
         description="wrong answer, whose logit is subtracted; default: the mean logit of the vocabulary",
     )
-    pairs: list[Annotated[str, Field(min_length=1)]] | None = Field(
-        None,
-        min_length=1,
-        description="instead of a prompt, sets of prompt pairs whose clean prompts and answers are used: ioi, "
-        "greater-than, induction, needle, or a JSON lines file",
-    )
-    count: int = Field(32, ge=1, le=1_000_000, description="number of prompts of a generated set")
 
     @classmethod
     def replacement_of_texts(cls, values: Mapping[str, Any]) -> str:
@@ -76,7 +70,7 @@ class AttributionOptions(PromptOptions):
         if self.answer is not None and self.answer == self.wrong:
             raise OptionError("{answer} and {wrong} are both '{text}'. Change one", text=self.answer)
         if self.pairs is None:
-            refuse_unused(self, {"count": "it is for pairs"})
+            refuse_unused(self, dict.fromkeys(("count", "keep_failing"), "it is for pairs"))
             return self
         reasons = unused_pair_options(self.pairs)
         refuse_unused(self, {"lengths" if name == "length" else name: reason for name, reason in reasons.items()})

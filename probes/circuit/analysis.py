@@ -1,4 +1,7 @@
-"""Statistics of circuits of heads: minimality of every member, completeness by subsets, faithfulness."""
+"""Statistics of circuits of heads: minimality of every member, completeness by subsets, faithfulness.
+
+Means are over the prompts that count (`is_counted`) in every model.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,16 +12,24 @@ import numpy as np
 import pandas as pd
 
 from headscope.ablation_names import MEAN_OF_PROMPTS, column_part
+from headscope.effects.prompts import rows_that_count
 from headscope.effects.sweep import UNIT_KEYS, Effects, Sweep, sweep_effects
 from headscope.effects.units import head_columns
-from headscope.runs.aggregation import confidence_interval, plain_types
+from headscope.runs.aggregation import (
+    confidence_interval,
+    linearise_ratios,
+    plain_types,
+    ratio_of_means_interval,
+)
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
 from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS, WHOLE
 
 KEYS = ("model", "prompts", "complement", "metric")
 ABLATED = {MEAN_OF_PROMPTS: "mean-ablated over prompts", "resample": "resample-ablated", "zero": "zero-ablated"}
-MEMBERS = Sweep(keys=KEYS, sample="pair", value="fall", units=(*UNIT_KEYS, "positions"))
+RISING_METRICS = ("nll", "rank", "kl")
+"""Metrics that rise when the answer gets worse. The others fall, also one of the user."""
+MEMBERS = Sweep(keys=KEYS, sample="pair", value="minimality", units=(*UNIT_KEYS, "positions"))
 """Minimality of every member: m(C) - m(C without v)."""
 SUBSETS = Sweep(keys=KEYS, sample="pair", value="difference", units=("subset",))
 """Completeness of every removed subset K: m(M without K) - m(C without K), over the prompts that did not choose it."""
@@ -29,9 +40,9 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         f"circuit_{column_part(complement)}": Statistic(
             f"minimality in the circuit, others {name}",
             "logits or nats",
-            "fall of the answer's metric when the head is removed from the circuit, mean over the prompts of all sets; "
-            f"all other heads are {name}. The sum over its positions if they are separate members; empty for heads "
-            "outside of the circuit",
+            "answer's metric of the circuit minus that of the circuit without the head, mean over the prompts of all "
+            f"sets that count in every model (is_counted); all other heads are {name}. The sum over its positions if "
+            "they are separate members; empty for heads outside of the circuit",
             number_format="+.3g",
         )
         for complement, name in ABLATED.items()
@@ -51,8 +62,11 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """
     if CIRCUIT_MEMBERS.name not in run.tables:
         return None
-    by_member: Any = _with_fall(run).groupby([*KEYS, *UNIT_KEYS, "pair"], sort=False)
-    rows = by_member["fall"].sum().reset_index()
+    members = _counted_members(run)
+    if members.empty:
+        return None
+    by_member: Any = members.groupby([*KEYS, *UNIT_KEYS, "pair"], sort=False)
+    rows = by_member["minimality"].sum().reset_index()
     rows = rows.assign(
         doc=rows["prompts"] + "/" + rows["pair"], column="circuit_" + rows["complement"].map(column_part)
     )
@@ -61,25 +75,38 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
 
 def member_sweeps(run: RunTables) -> list[Effects]:
     """The minimality of the members of every circuit."""
-    return sweep_effects(_with_fall(run), MEMBERS, run.models)
+    return sweep_effects(_counted_members(run), MEMBERS, run.models)
 
 
-def _with_fall(run: RunTables) -> pd.DataFrame:
-    """The rows of members with `fall`, what the metric of the circuit loses without the member."""
-    rows = plain_types(run.table(CIRCUIT_MEMBERS.name))
-    return rows.assign(fall=rows["metric_circuit"] - rows["metric_without"])
+def _counted_members(run: RunTables) -> pd.DataFrame:
+    """The rows of members that count with `minimality`: the metric of the circuit minus that without the member."""
+    rows = rows_that_count(run.table(CIRCUIT_MEMBERS.name))
+    return rows.assign(minimality=rows["metric_circuit"] - rows["metric_without"])
+
+
+def counted_rows(run: RunTables) -> pd.DataFrame:
+    """The rows of the table `circuit` that count."""
+    return rows_that_count(run.table(CIRCUIT.name))
+
+
+def prompt_metrics(run: RunTables) -> pd.DataFrame:
+    """One row per prompt of every model and set: model, prompts, metric, pair, is_counted, and `metric_clean` of the
+    unchanged run."""
+    keys, rows = ["model", "prompts", "metric", "pair"], run.table(CIRCUIT.name)
+    rows = rows.loc[rows["subset"] == WHOLE, [*keys, "metric_model", "is_counted"]].drop_duplicates(keys)
+    return plain_types(rows).rename(columns={"metric_model": "metric_clean"})
 
 
 def subset_sweeps(run: RunTables, family: str) -> list[Effects]:
     """The difference between model and circuit for the removed subsets of a family: none, random or greedy."""
-    rows = plain_types(run.table(CIRCUIT.name))
+    rows = counted_rows(run)
     rows = rows[~rows["is_selecting"] & rows["subset"].str.startswith(family)]
     return sweep_effects(rows.assign(difference=rows["metric_model"] - rows["metric_circuit"]), SUBSETS, run.models)
 
 
 def circuit_rows(run: RunTables) -> dict[tuple[str, ...], pd.DataFrame]:
-    """The rows of whole circuits by model, prompts, complement and metric; the pair is the index."""
-    rows = plain_types(run.table(CIRCUIT.name))
+    """The rows of whole circuits that count by model, prompts, complement and metric; the pair is the index."""
+    rows = counted_rows(run)
     groups: Any = rows[rows["subset"] == WHOLE].groupby([*KEYS], sort=False)
     return {key: group.set_index("pair") for key, group in groups}
 
@@ -105,19 +132,12 @@ def faithfulness(rows: pd.DataFrame) -> Faithfulness | None:
 
     None if m_M - m_0 is not clearly different from 0: then the interval is unbounded.
     """
-    circuit = (rows["metric_circuit"] - rows["metric_empty"]).astype("float64")
-    model = (rows["metric_model"] - rows["metric_empty"]).astype("float64")
-    (low,), (high,) = confidence_interval(np.asarray(model, np.float64)[None])
-    mean = float(model.mean())
-    if mean == 0 or low <= 0 <= high:
+    circuit, model = (
+        (rows[f"metric_{name}"] - rows["metric_empty"]).to_numpy(np.float64)[None] for name in ("circuit", "model")
+    )
+    (low,), (high,) = confidence_interval(model)
+    if model.mean() == 0 or low <= 0 <= high:
         return None
-    value = float(circuit.mean()) / mean
-    by_prompt = value + (circuit - value * model) / mean
-    if np.isnan(low):
-        return Faithfulness(value, np.nan, np.nan, by_prompt)
-    share = ((high - mean) / model.std(ddof=1)) ** 2  # t squared over n
-    squares = mean**2 - share * model.var(ddof=1)
-    middle = circuit.mean() * mean - share * circuit.cov(model)
-    constant = circuit.mean() ** 2 - share * circuit.var(ddof=1)
-    half = np.sqrt(max(middle**2 - squares * constant, 0))
-    return Faithfulness(value, float((middle - half) / squares), float((middle + half) / squares), by_prompt)
+    by_prompt = linearise_ratios(circuit, model)
+    (low,), (high,) = ratio_of_means_interval(by_prompt, model)
+    return Faithfulness(float(by_prompt.mean()), float(low), float(high), pd.Series(by_prompt[0], rows.index))

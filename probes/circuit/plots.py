@@ -23,11 +23,11 @@ def plot_members(effects: Effects, label: str) -> go.Figure:
         y=units["effect"],
         error_y=bars,
         customdata=units[["layer", "head", "kv_group"]].to_numpy().tolist(),
-        hovertemplate="without %{x}: %{y:.3g} lower<extra></extra>",
+        hovertemplate="with minus without %{x}: %{y:.3g}<extra></extra>",
         name=model,
         showlegend=False,
     )
-    figure.update_yaxes(title_text=f"fall of the {label}")
+    figure.update_yaxes(title_text=f"{label}, with minus without")
     return style.set_metadata(figure, heads=True, model=model)
 
 

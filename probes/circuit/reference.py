@@ -9,10 +9,17 @@ import numpy as np
 
 from headscope.ablation_names import MEAN_OF_PROMPTS
 from headscope.errors import BadInput
-from headscope.interventions.circuit import LayerOutputs, ReferenceMeans, no_outputs, outputs_of_prompt, token_classes
+from headscope.interventions.circuit import (
+    ClassedPrompt,
+    LayerOutputs,
+    ReferenceMeans,
+    no_outputs,
+    outputs_of_prompt,
+    token_classes,
+)
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import PairSet
-from headscope.prompts.pairs import TokenPair
+from headscope.prompts.pairs import TokenPair, common_suffix_length
 from headscope.runs.aggregation import MIN_DOCUMENTS
 from probes.circuit.schema import CircuitOptions
 
@@ -36,17 +43,23 @@ class Reference:
         """
         if self.options.complement == "resample":
             return [len(self._draws_for(index)) for index in range(len(self.prompts))]
-        known = Counter(name for other in self.others for name in {*self._classes(other)})
+        known = Counter(name for other in self._used for name in {*self._reference_classes(other)})
         counts = []
         for pair in self.prompts:
-            own = Counter(name for other in self._own(pair) for name in {*self._classes(other)})
+            own = Counter(name for other in self._own(pair) for name in {*self._reference_classes(other)})
             counts.append(min(known[name] - own[name] for name in self._classes(pair)))
         return counts
 
     @cached_property
+    def _used(self) -> list[TokenPair]:
+        """The reference prompts that can replace outputs: by position, those as long as a prompt."""
+        lengths = {len(pair.clean) for pair in self.prompts}
+        return [other for other in self.others if self.options.by == "span" or len(other.corrupted) in lengths]
+
+    @cached_property
     def _by_ids(self) -> dict[tuple[int, ...], list[TokenPair]]:
         by_ids: dict[tuple[int, ...], list[TokenPair]] = {}
-        for other in self.others:
+        for other in self._used:
             by_ids.setdefault(tuple(other.corrupted.tolist()), []).append(other)
         return by_ids
 
@@ -85,18 +98,22 @@ class Reference:
                 drawn = self._draws_for(index)
                 yield [outputs_of_prompt(model, ids, memory_bytes / len(drawn)) for ids in drawn]
         else:
-            lengths = {len(pair.clean) for pair in self.prompts}
-            used = [other for other in self.others if self.options.by == "span" or len(other.corrupted) in lengths]
-            means = ReferenceMeans(model, [(other.corrupted.tolist(), self._classes(other)) for other in used])
+            means = ReferenceMeans(model, self._with_classes(self._used))
             for pair in self.prompts:
-                own = [(other.corrupted.tolist(), self._classes(other)) for other in self._own(pair)]
-                yield [means.of_prompt(self._classes(pair), own, memory_bytes)]
+                yield [means.of_prompt(self._classes(pair), self._with_classes(self._own(pair)), memory_bytes)]
 
     def _classes(self, pair: TokenPair) -> Sequence[Hashable]:
         """The classes of a prompt's tokens, whose outputs are averaged together."""
         if self.options.by == "span":
             return [*map(str, token_classes(pair))]
-        return [(len(pair.clean), position) for position in range(len(pair.clean))]
+        return _positions(len(pair.clean))
+
+    def _reference_classes(self, pair: TokenPair) -> Sequence[Hashable]:
+        """The classes of the tokens of a pair's reference prompt."""
+        return corrupted_classes(pair) if self.options.by == "span" else _positions(len(pair.corrupted))
+
+    def _with_classes(self, others: Sequence[TokenPair]) -> list[ClassedPrompt]:
+        return [(other.corrupted.tolist(), self._reference_classes(other)) for other in others]
 
     def _own(self, pair: TokenPair) -> list[TokenPair]:
         """The reference prompts that are the prompt itself, clean or corrupted, whose outputs keep its words."""
@@ -116,20 +133,44 @@ class Reference:
         """The error for a prompt without reference prompts."""
         if self.options.by == "span":
             own = self._own(pair)
-            known = {name for other in self.others if other not in own for name in self._classes(other)}
+            known = {name for other in self.others if other not in own for name in self._reference_classes(other)}
             missing = sorted({*map(str, self._classes(pair))} - {*map(str, known)})
             return BadInput(
                 f"the reference set '{self.name}' has no tokens of the span '{missing[0]}' of '{pair.name}' in other "
                 "prompts. Name the span there, or use by 'position'"
             )
+        other_way = (
+            "by 'span'" if self.options.complement == MEAN_OF_PROMPTS else f"complement '{MEAN_OF_PROMPTS}' by 'span'"
+        )
         length, lengths = len(pair.clean), sorted({len(other.corrupted) for other in self.others})
         if length in lengths:
             return BadInput(
                 f"the reference set '{self.name}' has only the prompt '{pair.name}' itself with {length} tokens, which "
-                f"is not in its own mean or draws. Use a larger reference set, or complement "
-                f"'{MEAN_OF_PROMPTS}' by 'span'"
+                f"is not in its own mean or draws. Use a larger reference set, or {other_way}"
             )
         return BadInput(
             f"the reference set '{self.name}' has no prompt of {length} tokens, the length of '{pair.name}': its "
-            f"prompts have {', '.join(map(str, lengths))}. Use another reference set, or by 'span'"
+            f"prompts have {', '.join(map(str, lengths))}. Use another reference set, or {other_way}"
         )
+
+
+def _positions(length: int) -> list[Hashable]:
+    """The classes of the tokens of a prompt by position: prompts of another length have others."""
+    return [(length, position) for position in range(length)]
+
+
+def corrupted_classes(pair: TokenPair) -> list[str | None]:
+    """The class of every token of the corrupted prompt: that of the clean prompt's token in its place.
+
+    If the prompts differ in length, the tokens between their common start and end have the class of the tokens that
+    they replace, or None if these are of no or several classes.
+    """
+    classes: list[str | None] = [*map(str, token_classes(pair))]
+    if pair.has_equal_lengths:
+        return classes
+    most = min(len(pair.clean), len(pair.corrupted)) - pair.aligned
+    start = common_suffix_length(pair.clean[:most][::-1], pair.corrupted[:most][::-1])
+    end = len(pair.clean) - pair.aligned
+    replaced = {*classes[start:end]}
+    between = replaced.pop() if len(replaced) == 1 else None
+    return [*classes[:start], *[between] * (len(pair.corrupted) - pair.aligned - start), *classes[end:]]

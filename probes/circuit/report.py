@@ -7,9 +7,8 @@ from headscope.plots import style
 from headscope.prompts.pairs import metric_label, metric_unit
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
 from headscope.results.words import sentence
-from headscope.runs.aggregation import plain_types
 from probes.circuit import PROBE, plots
-from probes.circuit.analysis import describe_complement, member_sweeps
+from probes.circuit.analysis import counted_rows, describe_complement, member_sweeps
 from probes.circuit.results import results
 from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS
 
@@ -17,9 +16,9 @@ GLOSSARY = (
     Term(
         "Circuit of heads",
         "A set C of heads that is run with all other heads ablated. Faithfulness: how much of the model's metric m(M) "
-        "the circuit keeps; 0 is the run with all heads ablated, m(0), and 1 the model. Minimality of a member v: what "
-        "the circuit loses without it. Completeness: circuit and model stay alike when the same subset K is removed "
-        "from both (Wang et al. 2022).",
+        "the circuit keeps; 0 is the run with all heads ablated, m(0), and 1 the model. Minimality of a member v: the "
+        "circuit's metric minus that without v. Completeness: circuit and model stay alike when the same subset K is "
+        "removed from both (Wang et al. 2022).",
         "faithfulness (m(C) - m(0)) / (m(M) - m(0)); minimality m(C) - m(C without v); completeness: "
         "m(M without K) - m(C without K), near 0 for every K",
         (CIRCUIT.name, CIRCUIT_MEMBERS.name),
@@ -32,7 +31,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     if CIRCUIT.name not in context.run.tables:
         return
     texts = {(one.model, tuple(one.where.values()), one.question): sentence(one) for one in results(context.run)}
-    table = plain_types(context.run.table(CIRCUIT.name))
+    table = context.run.derived(counted_rows)
     for effects in context.run.derived(member_sweeps):
         if effects.model != context.selected_model:
             continue
@@ -50,8 +49,8 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
             [
                 Chart(
                     plots.plot_members(effects, label),
-                    "One bar per member: how much the metric of the circuit falls without it, mean over prompts with "
-                    "its 95 % confidence interval.",
+                    "One bar per member: metric of the circuit minus that of the circuit without the member, mean over "
+                    "prompts with its 95 % confidence interval.",
                     minimal,
                     half_width=True,
                 ),

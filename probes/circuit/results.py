@@ -5,26 +5,36 @@ from typing import Any, cast
 
 import pandas as pd
 
+from headscope.effects.prompts import MAX_SUBSETS, prompts_that_count
 from headscope.effects.ranking import largest_unit
 from headscope.effects.sweep import Effects, rows_of_sweep
 from headscope.effects.units import unit_name, unit_result
-from headscope.prompts.answers import ANSWER_CRITERIA, gives_answer
 from headscope.prompts.pairs import metric_label, metric_unit
 from headscope.rendering.text import head_mask
-from headscope.results.answers import answered_result
+from headscope.results.answers import answer_results
 from headscope.results.result import Result
 from headscope.runs.aggregation import MIN_DOCUMENTS, SIGNIFICANCE
 from headscope.runs.run import Run
-from probes.circuit.analysis import KEYS, circuit_rows, describe_complement, faithfulness, member_sweeps, subset_sweeps
+from probes.circuit.analysis import (
+    KEYS,
+    RISING_METRICS,
+    circuit_rows,
+    counted_rows,
+    describe_complement,
+    faithfulness,
+    member_sweeps,
+    prompt_metrics,
+    subset_sweeps,
+)
 from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS, WHOLE
-
-DOUBT = "Answer and wrong answer may be exchanged"
 
 
 def results(run: Run) -> Iterator[Result]:
     """The answers of the unchanged model, and faithfulness, minimality and completeness of every circuit."""
     if CIRCUIT.name not in run.tables:
         return
+    prompts = run.derived(prompt_metrics)
+    yield from answer_results("circuit", prompts, prompts_that_count(prompts))
     members = {tuple(effects.key.values()): effects for effects in run.derived(member_sweeps)}
     for key, rows in run.derived(circuit_rows).items():
         yield from _whole_results(key, rows)
@@ -54,21 +64,26 @@ def details(key: Any) -> dict[str, str]:
 
 
 def _whole_results(key: tuple[str, ...], rows: pd.DataFrame) -> Iterator[Result]:
-    """The answers of the unchanged model and the faithfulness of the circuit."""
+    """The metrics of every prompt, and the faithfulness of the circuit."""
     model, *where = key
     place: dict[str, Any] = {"model": model, "where": dict(zip(KEYS[1:], where, strict=True))}
     names = details(place["where"])
-    metric = rows["metric_model"]
-    is_answered = pd.Series(gives_answer(key[-1], metric.to_numpy()), metric.index)
-    criterion, doubt = ANSWER_CRITERIA[key[-1]], DOUBT if key[-1] == "logit_diff" else ""
-    yield answered_result("circuit.answered", criterion, is_answered, int((~is_answered).sum()), doubt, **place)
+    if 1 < len(rows) <= MAX_SUBSETS:
+        for pair, row in rows.iterrows():
+            yield Result(
+                question="circuit.prompt",
+                value=float(row["metric_circuit"]),
+                model=model,
+                where={**place["where"], "pair": str(pair)},
+                details={**names, "model_metric": row["metric_model"], "empty": row["metric_empty"]},
+            )
     score = faithfulness(rows)
     if score is None:
-        change = float((rows["metric_model"] - rows["metric_empty"]).mean())
+        change = float((rows["metric_empty"] - rows["metric_model"]).mean())
         yield Result(question="circuit.undefined", value=change, n=len(rows), details=names, **place)
         return
     means = {name: float(rows[f"metric_{name}"].mean()) for name in ("circuit", "empty")}
-    means |= {"model_mean": float(metric.mean())}
+    means |= {"model_mean": float(rows["metric_model"].mean())}
     fields = {"size": int(rows["size"].iloc[0]), **names, **means}
     by_prompt = dict(zip(map(str, rows.index), score.by_prompt.tolist(), strict=True))
     ratio: dict[str, Any] = {"value": score.value, "low": score.low, "high": score.high, "n": len(rows)}
@@ -78,19 +93,21 @@ def _whole_results(key: tuple[str, ...], rows: pd.DataFrame) -> Iterator[Result]
 def _member_results(effects: Effects) -> Iterator[Result]:
     """How many members are needed, and the minimality of each."""
     units, names = effects.units, details(effects.key)
+    rises = effects.key["metric"] in RISING_METRICS
     if units["n"].max() >= MIN_DOCUMENTS:
         is_clear = units["p_adjusted"] < SIGNIFICANCE
-        is_needed = is_clear & (units["effect"] > 0)
+        is_needed = is_clear & ((units["effect"] < 0) if rises else (units["effect"] > 0))
         others, harmful = (
             ", ".join(unit_name(unit) for _, unit in units[chosen].iterrows())
             for chosen in (~is_clear, is_clear & ~is_needed)
         )
         fields = {**names, "size": len(units), "rate": SIGNIFICANCE, "others": others, "harmful": harmful}
+        fields |= {"worsens": "rises" if rises else "falls", "improves": "falls" if rises else "rises"}
         place: dict[str, Any] = {"model": effects.model, "where": effects.where}
         yield Result(
             question="circuit.minimal", value=int(is_needed.sum()), n=int(units["n"].max()), details=fields, **place
         )
-    for _, unit in units.sort_values("effect", ascending=False, kind="stable").iterrows():
+    for _, unit in units.sort_values("effect", ascending=rises, kind="stable").iterrows():
         where = {**effects.where, "member": unit_name(unit)}
         yield unit_result(effects, unit, "circuit.member", details=names, where=where)
 
@@ -103,7 +120,7 @@ def _subset_results(run: Run, key: tuple[str, ...]) -> Iterator[Result]:
         if family == WHOLE or effects is None:
             continue
         unit = largest_unit(effects, by_size=True) if family == "random" else _last_step(effects)
-        rows = rows_of_sweep(run.table(CIRCUIT.name), effects.key)
+        rows = rows_of_sweep(run.derived(counted_rows), effects.key)
         removed = rows.loc[rows["subset"] == unit["subset"], "heads"].iloc[0]
         same_prompts = float(whole[effects.values.columns].to_numpy().mean())
         fields = {"subset": unit["subset"], "removed": removed, "whole": same_prompts, "subsets": len(effects.units)}

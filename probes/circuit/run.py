@@ -5,7 +5,6 @@ A cell has all prompts of a set, because greedy subsets are chosen by means over
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,18 +12,19 @@ import pandas as pd
 
 from headscope.ablation_names import MEAN_OF_PROMPTS
 from headscope.errors import BadInput
-from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads
 from headscope.heads import format_head
 from headscope.interventions.circuit import CircuitRuns, Intact, Member
 from headscope.interventions.heads import heads_by_layer
-from headscope.model_identity import refuse_other_weights
 from headscope.positions.model import Model
-from headscope.prompts.haystack import Haystack
-from headscope.prompts.pair_sets import PairSet, check_set_names, load_pair_set
+from headscope.prompts.answers import shows_answer
+from headscope.prompts.pair_sets import PairSet
+from headscope.prompts.pairs import stored_metric_name
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
+from headscope.study.named_heads import NamedHeads
+from headscope.study.prompt_sets import PromptSets
 from probes.circuit.reference import Reference
 from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS, WHOLE, CircuitOptions, split_positions
 
@@ -38,16 +38,18 @@ class CircuitRunner:
 
     def __init__(self, options: CircuitOptions, context: StudyContext):
         self.options, self.context = options, context
-        self._pair_sets: dict[tuple[str, str], PairSet] = {}
-        self._named_heads = {name: parse_heads(split_positions(name)[0]) for name in options.heads}
+        self.sets = PromptSets(
+            context, options.pairs, count=options.count, length=options.length, metric=options.metric
+        )
+        self._places = [split_positions(name) for name in options.heads]
+        self._named_heads = NamedHeads(context, [name for name, _ in self._places], options.weights)
 
     def cells(self) -> list[Cell]:
         cells = []
         for label in self.context.labels:
-            sets = [self._pair_set(label, source) for source in self.options.pairs]
-            check_set_names(sets)
+            sets = self.sets.of_model(label)
             circuit = self._circuit(self.context.model(label), label)
-            for source, pairs in zip(self.options.pairs, sets, strict=True):
+            for source, pairs in zip(self.sets.sources, sets, strict=True):
                 _refuse_shared_tokens(self.context.model(label), circuit, pairs)
                 self._reference(label, source).check(label)
                 if len(pairs) == 1 and self._greedy_steps(len(circuit)):
@@ -62,18 +64,26 @@ class CircuitRunner:
 
     def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
-        pairs, circuit = self._pair_set(cell.model, cell.work), self._circuit(model, cell.model)
+        pairs, circuit = self.sets.open(cell.model, cell.work), self._circuit(model, cell.model)
         reference = self._reference(cell.model, cell.work)
         draws, length = self._draws, len(pairs.build(0).clean)
         replays = self._replays(model, pairs, reference)
         self.context.advance(self._recording_passes * len(pairs) * pass_cost(length))
         prompts = _Prompts(replays, circuit, lambda runs: self.context.advance(runs * draws * pass_cost(length)))
-        keys = {"model": cell.model, "prompts": pairs.name, "complement": self.options.complement}
-        names = pd.DataFrame({"pair": pairs.pair_names}).assign(**keys, metric=self.options.metric)
+        metric = stored_metric_name(self.options.metric)
+        is_counted = self._count_prompts([replay.unchanged for replay in replays], metric)
+        keys = {"model": cell.model, "prompts": pairs.name, "complement": self.options.complement, "metric": metric}
+        names = pd.DataFrame({"pair": pairs.pair_names, "is_counted": is_counted}).assign(**keys)
         common: dict[str, Any] = {"size": len(circuit), "reference_prompts": reference.counts}
         removed = {WHOLE: [], **self._random_subsets(circuit)}
-        is_selecting = np.arange(len(pairs)) % 2 == 0
-        greedy = self._greedy_subsets(prompts, is_selecting) if len(pairs) > 1 else {}
+        is_selecting = is_counted & (np.cumsum(is_counted) % 2 == 1)
+        greedy = self._greedy_subsets(prompts, is_selecting) if is_counted.sum() > 1 else {}
+        if self._greedy_steps(len(circuit)) and is_counted.sum() <= 1 < len(pairs):
+            log.warning(
+                "%s: the greedy test of completeness is left out: %d of %d prompts of '%s' count. Use other prompts, "
+                "or --keep-failing",
+                *(cell.model, is_counted.sum(), len(pairs), pairs.name),
+            )
         empty = prompts.values([Intact([])])[:, 0]
         blocks = []
         for name, subset in {**removed, **greedy}.items():
@@ -92,6 +102,10 @@ class CircuitRunner:
             CIRCUIT.name: pd.concat(blocks, ignore_index=True),
             CIRCUIT_MEMBERS.name: pd.concat(members, ignore_index=True),
         }
+
+    def _count_prompts(self, unchanged: Sequence[float], metric: str) -> np.ndarray:
+        """Which prompts count, by the metric of the unchanged model."""
+        return np.array([self.options.keep_failing or shows_answer(metric, value) for value in unchanged])
 
     def _passes(self, size: int, prompts: int) -> float:
         """The forward passes of a set of prompts, with those that record reference outputs and residual streams."""
@@ -148,16 +162,14 @@ class CircuitRunner:
 
     def _circuit(self, model: Model, label: str) -> list[Member]:
         """The members by layer index and head. Raises BadInput for a head twice and for all heads of the model."""
-        names: list[str] = []
-        for name, heads in self._named_heads.items():
-            source = f"head set '{heads if name.startswith(HEADS_OF_WEIGHTS) else name}'"
-            if refuse_other_weights(source, heads.model_digests, model.identity, label, self.options.weights):
-                self.context.record_other_weights(label, source, heads.model_digests.label)
-            positions = split_positions(name)[1]
-            names += [f"{head}@{positions}" if positions else head for head in heads.identifiers]
+        self._named_heads.check(model, label)
+        names = [
+            f"{head}@{positions}" if positions else head
+            for name, positions in self._places
+            for head in self._named_heads.of_name(name)
+        ]
         if repeated := [name for name in names if names.count(name) > 1]:
             raise BadInput(f"the circuit has {repeated[0]} twice. Name every head once")
-        self.context.record_input("heads", [",".join(names).encode()])
         circuit = sorted(_member(model, name) for name in names)
         if len(circuit) == sum(model.geometry.layer_heads) and all(one.positions == ALL_TOKENS for one in circuit):
             raise BadInput(
@@ -166,31 +178,8 @@ class CircuitRunner:
         return circuit
 
     def _reference(self, label: str, source: str) -> Reference:
-        reference = self._pair_set(label, self.options.reference or source)
-        return Reference(self.options, self.context.seed, self._pair_set(label, source), reference)
-
-    def _haystacks(self, label: str) -> list[Haystack]:
-        """The documents of the study as texts for needles."""
-        tokenizer = self.context.tokenizer(label)
-        documents = self.context.documents(label, self.options.length)
-        return [Haystack(document.name, document.ids, tokenizer) for document in documents]
-
-    def _pair_set(self, label: str, source: str) -> PairSet:
-        """A set of prompts in the tokens of a model."""
-        if (label, source) not in self._pair_sets:
-            pairs = load_pair_set(
-                source,
-                self.context.tokenizer(label),
-                partial(self._haystacks, label),
-                count=self.options.count,
-                length=self.options.length,
-                seed=self.context.seed,
-                alignment="equal",
-                metric=self.options.metric,
-            )
-            self.context.record_input(f"prompts '{source}'", [pairs.digest.encode()])
-            self._pair_sets[label, source] = pairs
-        return self._pair_sets[label, source]
+        reference = self.sets.open(label, self.options.reference or source)
+        return Reference(self.options, self.context.seed, self.sets.open(label, source), reference)
 
 
 class _Prompts:

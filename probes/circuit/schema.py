@@ -10,8 +10,9 @@ from headscope.head_names import head_names
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.pair_sets import unused_pair_options
 from headscope.prompts.token_positions import ALL_TOKENS
-from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
-from headscope.study.config import Options, refuse_unused
+from headscope.runs.columns import ANSWER_METRIC, GROUP, HEAD, IS_COUNTED, LAYER, MODEL, Column, Table, key
+from headscope.study.answer_options import HEADS_HELP, PAIRS_HELP, PLACES_HELP, AnswerOptions, PairSources
+from headscope.study.config import refuse_unused
 
 WHOLE = "none"
 """The subset without heads, of which the row compares the circuit with the model."""
@@ -41,20 +42,14 @@ def split_positions(name: str) -> tuple[str, str]:
     return head, "" if positions == ALL_TOKENS else positions
 
 
-class CircuitOptions(Options):
+class CircuitOptions(AnswerOptions):
     """Test a set of heads as a circuit: ablate all other heads, and subsets of the circuit."""
 
-    pairs: list[Annotated[str, Field(min_length=1)]] = Field(
-        ["ioi"],
-        min_length=1,
-        description="sets of prompt pairs whose clean prompts are run: ioi, greater-than, induction, needle, or a JSON "
-        "lines file",
-    )
+    pairs: PairSources = Field(["ioi"], min_length=1, description=f"{PAIRS_HELP}; their clean prompts are run")
     heads: Annotated[list[str], BeforeValidator(_distinct_names)] = Field(
         min_length=1,
-        description="the heads of the circuit, such as L18H6, at some positions only as in L18H6@last: a named span, "
-        "a token such as 3 or -1, or a range such as -4:; file:FILE: a saved head set; "
-        "run:FOLDER:STATISTIC:COUNT[:MODEL]: the top heads of a run",
+        description="the heads of the circuit, such as L18H6, at some positions only as in L18H6@last: "
+        f"{PLACES_HELP}; {HEADS_HELP}",
     )
     complement: Annotated[Literal["mean:prompts", "resample", "zero"], BeforeValidator(_refuse_other_means)] = Field(
         "mean:prompts",
@@ -90,13 +85,6 @@ class CircuitOptions(Options):
         description="largest greedy subset that is removed to test completeness: each step adds the head that "
         "separates circuit and model most, on half of the prompts; the other half tests it",
     )
-    metric: Literal["logit_diff", "logprob"] = Field(
-        "logit_diff",
-        description="logit_diff: logit of the answer minus logit of the wrong answer; logprob: log-probability of the "
-        "answer",
-    )
-    count: int = Field(32, ge=1, le=1_000_000, description="number of prompts of a generated set")
-    length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the sets induction and needle")
     weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
 
     @model_validator(mode="after")
@@ -129,7 +117,7 @@ _KEYS = (
         "ablation of heads outside of the circuit: mean:prompts (`mean` in runs of earlier versions), resample or zero",
         None,
     ),
-    key("metric", "label", "", "logit_diff or logprob", None),
+    ANSWER_METRIC,
 )
 CIRCUIT = Table(
     "circuit",
@@ -156,6 +144,7 @@ CIRCUIT = Table(
         Column("metric_model", "value", "logits, nats", "metric of the run with only these heads ablated"),
         Column("metric_empty", "value", "logits, nats", "metric of the run with all heads ablated"),
         Column("is_selecting", "flag", "", "whether the prompt chose the greedy subset, so that it does not test it"),
+        IS_COUNTED,
     ),
 )
 CIRCUIT_MEMBERS = Table(
@@ -176,6 +165,7 @@ CIRCUIT_MEMBERS = Table(
         ),
         Column("metric_circuit", "value", "logits, nats", "metric of the run with only the circuit intact"),
         Column("metric_without", "value", "logits, nats", "the same without the head"),
+        IS_COUNTED,
     ),
 )
 TABLES = (CIRCUIT, CIRCUIT_MEMBERS)

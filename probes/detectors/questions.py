@@ -27,6 +27,12 @@ QUESTIONS = (
         level="headline",
     ),
     Question(
+        name="prompt_detectors.prompt",
+        sentence="In prompt {prompt}, the heads of {model} with the most weight on each kind of key are {heads:.2f}",
+        headline="Prompt {prompt}: {first_heads:.2f}",
+        level="row",
+    ),
+    Question(
         name="detectors.largest_score",
         sentence="On a repeated random token sequence, {context_length:,} tokens in all, {value} of its weight in "
         "{model} is on {target}[; chance is {chance:percent1}]",

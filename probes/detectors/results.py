@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
+from headscope.effects.prompts import MAX_SUBSETS
+from headscope.heads import format_head
 from headscope.results.head_results import kept_role_results, role_results, top_head_result
 from headscope.results.result import Result, Scalar
 from headscope.results.samples import allow_for_choice, mean_result
@@ -19,6 +22,11 @@ from probes.detectors.analysis import (
     TARGET_DESCRIPTIONS,
     longest_rows,
 )
+
+LINE_KINDS = 4
+"""Kinds of key that the line of a prompt has room for; its sentence has all."""
+PROMPT_ORDER = ("own", "induction", "duplicate", "previous", "current", "first")
+"""Kinds of key, those that depend most on the prompt first."""
 
 
 def results(run: Run) -> Iterator[Result]:
@@ -55,11 +63,12 @@ def _conditions(run: Run, models: Sequence[str]) -> dict[str, dict[str, Scalar]]
 
 
 def _prompt_results(run: Run) -> Iterator[Result]:
-    """The head with the highest score in the user's prompts, for each model and kind of key."""
+    """The head with the highest score for each model and kind of key: in each of the user's prompts, and in all."""
     if "prompt_detectors" not in run.tables:
         return
     rows = plain_types(run.table("prompt_detectors"))
     for label in default_models(run):
+        yield from _single_prompts(rows[rows["model"] == label], label)
         for kind, target in PROMPT_TARGETS.items():
             block = rows[(rows["model"] == label) & (rows["kind"] == kind)]
             if block.empty:
@@ -71,6 +80,26 @@ def _prompt_results(run: Run) -> Iterator[Result]:
             top = top_head_result("prompt_detectors.top_head", scores, 0, 1, model=label, where=where)
             of_head = block[(block["layer"] == top.layer) & (block["head"] == top.head)]
             yield replace(top, details={**top.details, "target": target, "chance": float(of_head["chance"].mean())})
+
+
+def _single_prompts(rows: pd.DataFrame, model: str) -> Iterator[Result]:
+    """The head with the highest score for each kind of key in every prompt, if there are several but not many."""
+    if not 1 < rows["prompt"].nunique() <= MAX_SUBSETS:
+        return
+    groups: Any = rows.groupby("prompt")
+    for number, members in groups:
+        top = members.loc[members.groupby("kind")["score"].idxmax()].set_index("kind")
+        heads = {
+            f"{kind} {format_head(int(top['layer'][kind]), int(top['head'][kind]))}": float(top["score"][kind])
+            for kind in PROMPT_ORDER
+            if kind in top.index
+        }
+        yield Result(
+            question="prompt_detectors.prompt",
+            model=model,
+            where={"prompt": int(number)},
+            details={"heads": heads, "first_heads": dict([*heads.items()][:LINE_KINDS])},
+        )
 
 
 def _top_head(rows: pd.DataFrame) -> Result:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from headscope.effects.ranking import largest_unit
@@ -13,7 +12,6 @@ from headscope.effects.units import unit_result
 from headscope.estimates import EXACT
 from headscope.rendering.text import head_mask
 from headscope.results.result import Result
-from headscope.runs.aggregation import confidence_interval
 from headscope.runs.run import Run
 from probes.influence import bands
 from probes.influence.analysis import (
@@ -144,8 +142,7 @@ def _largest_of(units: list[tuple[Effects, pd.Series]], choices: int) -> tuple[E
     chosen = unit.copy()
     chosen["selected_from"] = choices
     if pd.notna(unit["low"]):
-        values = np.array([[*effects.by_sample(unit).values()]])
-        chosen["low"], chosen["high"] = confidence_interval(values, choices)[:, 0]
+        chosen["low"], chosen["high"] = effects.interval(unit, choices)
     return effects, chosen
 
 

@@ -1,7 +1,7 @@
 """Analysis of patches: effects of every unit over pairs, effects by span and position, columns of the per-head table.
 
-Every mean is over the pairs that count (`is_counted`) in every model of the run, so that the effects of models can be
-compared.
+Every effect is over the pairs that count (`is_counted`) in every model of the run, so that those of models can be
+compared: the mean change of the metric divided by its mean difference between the prompts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from types import MappingProxyType
 
 import pandas as pd
 
+from headscope.effects.prompts import by_subset, rows_that_count, with_subsets
 from headscope.effects.sweep import Effects, Sweep, best_method_rows, sweep_effects
 from headscope.effects.units import head_columns
-from headscope.runs.aggregation import plain_types
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
 from probes.patching.pairs import pairs_usable_in_all_models
@@ -23,21 +23,20 @@ from probes.patching.schema import (
     PATCHING_LAYERS,
     PATCHING_SETS,
     PATCHING_SPANS,
-    subset_names,
 )
 
 SWEEP = Sweep(
     keys=("model", "prompts", "metric", "intervention", "direction"),
     sample="pair",
     value="effect",
+    weight="difference",
     methods=("exact", "estimate"),
 )
 """Patches of one unit at all positions. The intervention is the patched activation."""
 SPAN_SWEEP = replace(SWEEP, keys=(*SWEEP.keys, "span"))
 """Patches of one unit at the positions of a named span."""
-PAIR_SWEEP = replace(SWEEP, keys=(*SWEEP.keys, "subset"))
-"""Patches of one unit at all positions, in one pair or group of pairs of a set (`schema.subset_names`)."""
-
+PAIR_SWEEP = by_subset(SWEEP)
+"""Patches of one unit at all positions, in one pair or group of pairs of a set."""
 LAYER_SWEEP = replace(SPAN_SWEEP, units=("layer",))
 """Patches of one layer at all positions, whose span is "", or at those of a named span."""
 
@@ -50,8 +49,8 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             f"effect of patching the {label}",
             "",
             "fraction of the metric's difference between the clean and the corrupted run that patching the "
-            f"{label} of the head or of its KV group recovers (denoising) or, if only noising was run, removes; mean "
-            "over the pairs of all prompt sets that count in every model (is_counted); "
+            f"{label} of the head or of its KV group recovers (denoising) or, if only noising was run, removes; ratio "
+            "of the means over the pairs of all prompt sets that count in every model (is_counted); "
             "exact where patched, else estimated",
             number_format="+.2f",
         )
@@ -99,10 +98,7 @@ def pair_sweeps(run: RunTables) -> list[Effects]:
     """The sweeps of every pair or group that has results of its own, in the order of the set."""
     if PATCHING.name not in run.tables:
         return []
-    rows = _rows_at_all_positions(run)
-    sets = [members.assign(subset=subset_names(members)) for _, members in rows.groupby("prompts", sort=False)]
-    rows = counted_rows(run, pd.concat(sets) if sets else rows.assign(subset=""))
-    rows = rows[rows["subset"] != ""]
+    rows = with_subsets(counted_rows(run, _rows_at_all_positions(run)))
     return sweep_effects(complete_rows(rows, PAIR_SWEEP), PAIR_SWEEP, run.models)
 
 
@@ -149,10 +145,11 @@ def _unit_rows(run: RunTables) -> pd.DataFrame:
 
 
 def counted_rows(run: RunTables, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the pairs that count in every model."""
-    rows = plain_types(_renamed(rows[rows["is_counted"]]))
-    return rows.merge(run.derived(pairs_usable_in_all_models))
+    """The rows of the pairs that count in every model, with `difference` (`with_difference`)."""
+    rows = rows_that_count(rows, run.derived(pairs_usable_in_all_models))
+    return with_difference(rows.rename(columns={"activation": "intervention"}))
 
 
-def _renamed(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.rename(columns={"activation": "intervention"})
+def with_difference(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with `difference`, the metric of the clean minus that of the corrupted prompt, which effects divide."""
+    return rows.assign(difference=rows["metric_clean"].astype("float64") - rows["metric_corrupted"])

@@ -27,20 +27,25 @@ def describe_min_difference(metric: str) -> str:
     return f"{min_difference(metric):g} {metric_unit(metric)}"
 
 
+def is_normalised(clean: float, corrupted: float, metric: str) -> bool:
+    """Whether the metric differs enough between the prompts of a pair to divide by the difference."""
+    least = MIN_OWN_DIFFERENCE * max(abs(clean), abs(corrupted)) if metric.startswith(OWN_METRIC) else 0.0
+    difference = abs(clean - corrupted)
+    return difference > least and difference >= min_difference(metric)
+
+
 def effect_columns(
     patched: Any, clean: float, corrupted: float, direction: str, metric: str = "logit_diff"
 ) -> dict[str, Any]:
     """The value columns of patched metrics (a scalar or an array)."""
     unpatched, source = (corrupted, clean) if direction == "denoising" else (clean, corrupted)
-    least = MIN_OWN_DIFFERENCE * max(abs(clean), abs(corrupted)) if metric.startswith(OWN_METRIC) else 0.0
-    difference = abs(clean - corrupted)
-    is_normalised = difference > least and difference >= min_difference(metric)
-    effect = (patched - unpatched) / (source - unpatched) if is_normalised else 0 * patched
+    differs = is_normalised(clean, corrupted, metric)
+    effect = (patched - unpatched) / (source - unpatched) if differs else 0 * patched
     return {
         "metric_clean": clean,
         "metric_corrupted": corrupted,
         "metric_patched": patched,
-        "is_normalised": is_normalised,
-        "is_counted": is_normalised,
+        "is_normalised": differs,
+        "is_counted": differs,
         "effect": effect,
     }

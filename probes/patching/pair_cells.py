@@ -1,6 +1,6 @@
 """Cells and sets of prompt pairs, and which pairs count: of patching and of path patching."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,11 +9,11 @@ from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import PairRuns
 from headscope.positions.model import Model
 from headscope.prompts.answers import shows_answer
-from headscope.prompts.haystack import Haystack
-from headscope.prompts.pair_sets import GENERATED_SETS, PairSet, load_pair_set
-from headscope.prompts.pairs import METRICS_WITH_WRONG, TokenPair, stored_metric_name
-from headscope.study.cells import Cell
+from headscope.prompts.pair_sets import GENERATED_SETS, PairSet
+from headscope.prompts.pairs import METRICS_WITH_WRONG, TokenPair
+from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
+from headscope.study.prompt_sets import PromptSets
 from probes.patching.schema import PairOptions
 
 RESIDUAL_STREAM_MEMORY_BYTES = 2**28
@@ -35,43 +35,70 @@ class PairWork:
     """Cells whose stored estimates select what this one patches."""
 
 
-def pair_cells(label: str, source: str, pairs: PairSet, costs: Mapping[Any, float]) -> Iterator[Cell]:
+@dataclass(frozen=True)
+class SetCost:
+    """What a set of pairs costs in one model, in forward passes over a prompt of one pair."""
+
+    label: str
+    source: str
+    pairs: PairSet
+    model: Model
+    all_exact: float
+    """All exact effects."""
+    estimate: float
+    verified: float
+    """The exact effects of the units that estimates select."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of the first prompt."""
+        return len(self.pairs.build(0).clean)
+
+    @property
+    def operations(self) -> float:
+        """Floating-point operations of all exact effects: two for each parameter and token."""
+        parameters = sum(parameter.numel() for parameter in self.model.module.parameters())
+        return float(2 * parameters * self.prompt_tokens * self.all_exact * len(self.pairs))
+
+
+def cells_of_sets(costs: Sequence[SetCost], options: PairOptions) -> Iterator[Cell]:
+    """The cells of all sets and models, by the one method that the options choose for all."""
+    method = options.choose_method(sum(cost.operations for cost in costs))
+    for cost in costs:
+        steps = {"estimate": cost.estimate, "exact": cost.all_exact if method == "exact" else cost.verified}
+        chosen = [*steps] if method == "verify" else [method]
+        pass_ = pass_cost(cost.prompt_tokens)
+        yield from _pair_cells(cost, {step: steps[step] * pass_ for step in chosen})
+
+
+def _pair_cells(of_set: SetCost, costs: Mapping[Any, float]) -> Iterator[Cell]:
     """A cell per pair and step in `costs`, step after step; the first cells of a step select what the next patches."""
     prerequisites: tuple[str, ...] = ()
     for step, cost in costs.items():
         cells = [
             Cell(
-                f"{label}: {pairs.name}, pair {name}, {step}",
-                label,
+                f"{of_set.label}: {of_set.pairs.name}, pair {name}, {step}",
+                of_set.label,
                 cost,
-                PairWork(step, source, index, prerequisites),
+                PairWork(step, of_set.source, index, prerequisites),
             )
-            for index, name in enumerate(pairs.pair_names)
+            for index, name in enumerate(of_set.pairs.pair_names)
         ]
         prerequisites = tuple(cell.id for cell in cells[:SELECTION_PAIRS])
         yield from cells
 
 
-def open_pair_set(context: StudyContext, options: PairOptions, label: str, source: str) -> PairSet:
-    """A set of pairs in the tokens of a model, recorded as an input of the study."""
-
-    def haystacks() -> list[Haystack]:
-        """The documents of the study as texts for needles."""
-        documents = context.documents(label, options.length)
-        return [Haystack(document.name, document.ids, context.tokenizer(label)) for document in documents]
-
-    pairs = load_pair_set(
-        source,
-        context.tokenizer(label),
-        haystacks,
+def open_pair_sets(context: StudyContext, options: PairOptions, check: Callable[[str, TokenPair], Any]) -> PromptSets:
+    """The sets of pairs of the options; `check` as in `PromptSets`."""
+    return PromptSets(
+        context,
+        options.pairs,
         count=options.count,
         length=options.length,
-        seed=context.seed,
+        metric=options.metric,
         alignment=options.align,
-        metric=stored_metric_name(options.metric),
+        check=check,
     )
-    context.record_input(f"prompt pairs '{source}'", [pairs.digest.encode()])
-    return pairs
 
 
 def refuse_swapped_answers(model: Model, pairs: PairSet, source: str, options: PairOptions) -> None:

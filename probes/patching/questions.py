@@ -3,8 +3,8 @@
 from typing import Any
 
 from headscope.effects.results import sweep_questions
+from headscope.results.answers import answer_questions
 from headscope.results.questions import Question
-from probes.patching.pairs import pair_questions
 
 TOPIC = "Activation patching"
 _SWEEP = "{direction:capital} of the {activation}, {prompts}"
@@ -26,20 +26,15 @@ LAYER_EFFECT = Question(
 """The effect of one layer."""
 
 QUESTIONS = (
-    *pair_questions("patching"),
-    Question(
-        name="patching.no_effects",
-        sentence="no pair counts in every model, because its metric differs too little between the two prompts or the "
-        "model does not answer it, so there are no effects. Use other pairs, fewer models, or --keep-failing",
-        level="warning",
-    ),
+    *answer_questions("patching", "pairs", has_corrupted=True),
     *sweep_questions("patching", _SUBJECT, "{direction:capital} of {intervention}, {prompts}", **_EFFECT),
     Question(
         name="patching.pair",
         sentence=f"{_SWEEP}, [pair {{pair}}][group {{group}}], in {{model}}: {{unit}} has the largest effect, {{value}}"
-        "[, followed by {next:+.2f}]; the {label} is {clean:.2f} for clean and {corrupted:.2f} for corrupted prompts",
+        "[, followed by {next:+.2f}][; the most negative is that of {negative:+.2f}]; the {label} is {clean:.2f} for "
+        "clean and {corrupted:.2f} for corrupted prompts",
         headline="{direction:capital} of {intervention}, {prompts}, [pair {pair}][group {group}]: {unit} {value}"
-        "[, {next:+.2f}]",
+        "[, {next:+.2f}][; negative: {negative:+.2f}]",
         level="row",
         **_EFFECT,
     ),

@@ -1,41 +1,39 @@
 """Results of activation patching: the pairs, every sweep, named spans, single heads, and comparisons of models."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pandas as pd
 
-from headscope.effects.ranking import largest_unit, next_units, rank
+from headscope.effects.prompts import subset_result
+from headscope.effects.ranking import largest_unit, rank
 from headscope.effects.results import sweep_results
 from headscope.effects.sweep import Effects, rows_of_sweep
 from headscope.effects.units import unit_name, unit_nouns, unit_result, units_of_head
-from headscope.prompts.pairs import metric_label
 from headscope.rendering.blocks import Overview
 from headscope.rendering.text import head_mask
+from headscope.results.answers import answer_results
 from headscope.results.result import Result
 from headscope.runs.run import Run
 from probes.patching import PROBE
 from probes.patching.analysis import layer_sweeps, pair_sweeps, set_sweeps, span_sweeps, sweeps
+from probes.patching.effects import describe_min_difference
 from probes.patching.layer_results import layer_results
 from probes.patching.model_changes import model_results
-from probes.patching.pairs import pair_metrics, pair_results, pairs_usable_in_all_models, patch_tables
+from probes.patching.pairs import pair_metrics, pairs_usable_in_all_models, patch_tables
 from probes.patching.position_results import position_results
 from probes.patching.schema import ACTIVATION_LABELS, PATCHING
-
-NEXT_UNITS = 2
-"""Units that follow the largest one of a pair."""
 
 
 def results(run: Run) -> Iterator[Result]:
     """Results about the pairs, every sweep, every span, and the changes from the first model to the others."""
     if not patch_tables(run):
         return
-    yield from pair_results(run, "patching")
-    if not run.derived(pairs_usable_in_all_models).size:
-        yield Result(question="patching.no_effects")
+    metrics = run.derived(pair_metrics)
+    limits = {name: describe_min_difference(name) for name in metrics["metric"].unique()}
+    yield from answer_results("patching", metrics, run.derived(pairs_usable_in_all_models), limits)
     yield from position_results(run)
     for effects in run.derived(pair_sweeps):
-        yield _pair_result(run, effects)
+        yield subset_result(effects, "patching.pair", metrics, sweep_details(effects))
     for effects in run.derived(sweeps):
         yield from unit_results(effects)
     for effects in run.derived(span_sweeps):
@@ -58,26 +56,6 @@ def _set_result(effects: Effects) -> Result:
     nouns = "KV groups" if effects.key["intervention"] in ("k", "v") else "heads"
     details = sweep_details(effects) | {"size": int(unit["size"]), "nouns": nouns}
     return unit_result(effects, unit, "patching.set", details=details)
-
-
-def _pair_result(run: Run, effects: Effects) -> Result:
-    """The unit of largest effect in one pair or group of pairs, the units that follow, and the unchanged metrics."""
-    names = [str(name) for name in effects.values.columns]
-    where = effects.where
-    subset = where.pop("subset")
-    where["pair" if names == [subset] else "group"] = subset
-    pairs = run.derived(pair_metrics).query("model == @effects.model and prompts == @where['prompts']")
-    pairs = pairs[pairs["pair"].isin(names) & (pairs["metric"] == where["metric"])]
-    details = {
-        "next": {unit_name(unit): float(unit["effect"]) for _, unit in next_units(effects, NEXT_UNITS).iterrows()},
-        "label": metric_label(where["metric"]),
-        "clean": float(pairs["metric_clean"].mean()),
-        "corrupted": float(pairs["metric_corrupted"].mean()),
-    }
-    fields: dict[str, Any] = {"where": where, "details": sweep_details(effects) | details}
-    if "pair" in where:
-        fields["n"] = None  # one pair is no sample of pairs
-    return unit_result(effects, largest_unit(effects), "patching.pair", **fields)
 
 
 def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:

@@ -1,6 +1,6 @@
 """Runner of the patching probe: estimates and exact patches of one prompt pair of one model per cell."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from headscope.effects.prompts import subset_names
 from headscope.effects.ranking import select_units
 from headscope.effects.sweep import UNIT_KEYS
 from headscope.errors import BadInput
@@ -20,18 +21,20 @@ from headscope.interventions.pair_runs import Activation, PairRuns, patched_unit
 from headscope.interventions.parts import PartName, inspect_layer_parts
 from headscope.interventions.units import Unit
 from headscope.positions.model import Model
-from headscope.prompts.pair_sets import GENERATED_SETS, SETS_OF_ANY_LENGTH, PairSet, check_set_names
+from headscope.prompts.pair_sets import PairSet
 from headscope.prompts.pairs import TokenPair
 from headscope.runs.aggregation import plain_types
 from headscope.runs.arrow import Rows
-from headscope.study.cells import Cell, pass_cost
+from headscope.study.cells import Cell
 from headscope.study.context import StudyContext
+from headscope.study.named_heads import NamedHeads
 from probes.patching.pair_cells import (
     RESIDUAL_STREAM_MEMORY_BYTES,
     PairWork,
+    SetCost,
+    cells_of_sets,
     counts_pair,
-    open_pair_set,
-    pair_cells,
+    open_pair_sets,
     refuse_swapped_answers,
 )
 from probes.patching.rows import (
@@ -55,11 +58,7 @@ from probes.patching.schema import (
     PATCHING_SPANS,
     PATCHING_TOKENS,
     PatchingOptions,
-    subset_names,
 )
-
-SUBSET_TOP = 5
-"""Most units that verify patches exactly for one pair or group, beside those of all pairs [ours]."""
 
 
 class PatchingRunner:
@@ -72,27 +71,27 @@ class PatchingRunner:
 
     def __init__(self, options: PatchingOptions, context: StudyContext):
         self.options, self.context = options, context
-        self._pair_sets: dict[tuple[str, str], PairSet] = {}
+        self.sets = open_pair_sets(context, options, self._check_pair)
+        self._named_heads = NamedHeads(context, options.heads, options.weights) if options.are_heads_named else None
         self._selections: dict[tuple[str, str], _Selection] = {}
         self._checked_sets: set[tuple[str, str]] = set()
         self._layer_parts: dict[str, LayerParts] = {}
 
     def cells(self) -> list[Cell]:
-        cells: list[Cell] = []
         for label in self.context.labels:  # reports mistakes in prompts before any model is opened
-            check_set_names([self._pair_set(label, source) for source in self.options.pairs])
+            self._check_lengths(self.sets.of_model(label))
+        costs = []
         for label in self.context.labels:
             model = self.context.model(label)
-            units = sum(len(self._units(model, activation)) for activation in self._activations)
-            layers = len(self._layer_activations) * len(decoder_layers(model))
-            for source in self.options.pairs:
-                cells += self._set_cells(label, source, units, layers)
-        return cells
+            if self._named_heads is not None:
+                self._named_heads.check(model, label)
+            costs += [self._cost(label, source, model) for source in self.sets.sources]
+        return [*cells_of_sets(costs, self.options)]
 
     def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         work: PairWork = cell.work
-        pairs = self._pair_set(cell.model, work.prompts)
+        pairs = self.sets.open(cell.model, work.prompts)
         if (cell.model, work.prompts) not in self._checked_sets:
             refuse_swapped_answers(model, pairs, work.prompts, self.options)
             self._checked_sets.add((cell.model, work.prompts))
@@ -146,9 +145,9 @@ class PatchingRunner:
     def _units(self, model: Model, activation: Activation) -> list[Unit]:
         """The units to patch one at a time: all, or the named heads or their KV groups."""
         units = patched_units(model, activation)
-        if not self.options.are_heads_named:
+        if self._named_heads is None:
             return units
-        named = heads_by_layer(model, self.options.heads)
+        named = heads_by_layer(model, self._named_heads.identifiers)
         return [unit for unit in units if {*named.get(unit.layer, ())} & {*_heads_of(model, unit)}]
 
     def _layer_table(self, replay: PairRuns, model: Model, cell: Cell, pair: TokenPair) -> dict[str, pd.DataFrame]:
@@ -180,21 +179,19 @@ class PatchingRunner:
             ]
         return {PATCHING_ENTRIES.name: pd.concat(blocks, ignore_index=True)}
 
-    def _set_cells(self, label: str, source: str, unit_count: int, layer_count: int) -> Iterator[Cell]:
-        """Cells of one model and one set. Costs are in forward passes over a prompt."""
-        pairs, options = self._pair_set(label, source), self.options
-        patches = unit_count * len(options.directions)
-        if options.method == "verify":
-            units = options.verify_top + options.verify_random + min(options.verify_top, SUBSET_TOP)
-            patches = units * len(self._activations) * len(options.directions)
-        patches += layer_count * len(options.directions)
-        length = options.length if source in SETS_OF_ANY_LENGTH else 32
-        passes = 1 + len(options.span_names) + (length if options.by_position and options.method == "exact" else 0)
-        if options.pattern_entries and options.method == "exact":
-            passes += length**2 // 2
-        costs = {"estimate": 2 + 2.5 * len(options.directions), "exact": 2 + 0.5 * patches * passes}
-        steps = costs if options.method == "verify" else [options.method]
-        return pair_cells(label, source, pairs, {step: costs[step] * pass_cost(length) for step in steps})
+    def _cost(self, label: str, source: str, model: Model) -> SetCost:
+        pairs, options = self.sets.open(label, source), self.options
+        units = sum(len(self._units(model, activation)) for activation in self._activations)
+        layers = len(self._layer_activations) * len(decoder_layers(model))
+        length, directions, spans = len(pairs.build(0).clean), len(options.directions), 1 + len(options.span_names)
+        places = spans + (length if options.by_position else 0) + length**2 // 2 * options.pattern_entries
+        verified = (2 * options.verify_top + options.verify_random) * len(self._activations)
+        return SetCost(
+            *(label, source, pairs, model),
+            all_exact=2 + 0.5 * (units + layers) * directions * places,
+            estimate=2 + 2.5 * directions,
+            verified=2 + 0.5 * (verified + layers) * directions * spans,
+        )
 
     @property
     def _activations(self) -> list[Activation]:
@@ -258,65 +255,67 @@ class PatchingRunner:
     def _read_estimates(self, cell_id: str) -> pd.DataFrame:
         """The stored estimates of a cell at all positions."""
         rows = plain_types(self.context.read_stored(f"patching/{cell_id}", PATCHING.name))
-        return rows[rows["position"] == ALL_POSITIONS].astype({"effect": "float64"})
+        return rows[rows["position"] == ALL_POSITIONS]
 
-    def _pair_set(self, label: str, source: str) -> PairSet:
-        """A set of pairs in the tokens of a model."""
-        if (label, source) not in self._pair_sets:
-            pairs = open_pair_set(self.context, self.options, label, source)
-            if source not in GENERATED_SETS:
-                self._check_lengths(pairs)
-            for number in range(len(pairs) if source not in GENERATED_SETS else 1):
-                pair = pairs.build(number)
-                self._spans(pair, with_positions=False)  # refuses a pair that lacks a span
-                if self.options.pattern_entries and len(pair.clean) > MAX_ENTRY_TOKENS:
-                    raise BadInput(
-                        f"{pair.location or pair.name}: {len(pair.clean)} tokens have too many pattern entries. Use "
-                        f"prompts of at most {MAX_ENTRY_TOKENS} tokens, or remove --pattern-entries"
-                    )
-            self._pair_sets[label, source] = pairs
-        return self._pair_sets[label, source]
-
-    def _check_lengths(self, pairs: PairSet) -> None:
-        """Refuse activations that carry positions for pairs of different lengths."""
-        position_dependent = [name for name in self._activations if name in ("q", "k", "pattern")]
-        unequal_pairs = (pairs.pair_names[n] for n in range(len(pairs)) if not pairs.build(n).has_equal_lengths)
-        if position_dependent and (name := next(unequal_pairs, None)) is not None:
+    def _check_pair(self, label: str, pair: TokenPair) -> None:
+        """Refuse a pair that lacks a span, and one that is too long for pattern entries."""
+        self._spans(pair, with_positions=False)
+        if self.options.pattern_entries and len(pair.clean) > MAX_ENTRY_TOKENS:
             raise BadInput(
-                f"the prompts of pair '{name}' have different lengths, so {position_dependent[0]} cannot be "
-                "patched: it depends on absolute positions. Patch z or v"
+                f"{pair.location or pair.name}: {len(pair.clean)} tokens have too many pattern entries. Use prompts of "
+                f"at most {MAX_ENTRY_TOKENS} tokens, or remove --pattern-entries"
             )
+
+    def _check_lengths(self, sets: Sequence[PairSet]) -> None:
+        """Refuse activations that carry positions for pairs of different lengths, which only files have."""
+        position_dependent = [name for name in self._activations if name in ("q", "k", "pattern")]
+        if not position_dependent or self.options.align == "equal":
+            return
+        for pair in (pairs.build(number) for pairs in sets for number in range(len(pairs))):
+            if not pair.has_equal_lengths:
+                raise BadInput(
+                    f"the prompts of pair '{pair.name}' have different lengths, so {position_dependent[0]} cannot be "
+                    "patched: it depends on absolute positions. Patch z or v"
+                )
 
 
 class _Selection:
     """The units that verify patches exactly, by the estimates of several pairs; `layer` is the layer's index."""
 
     def __init__(self, estimates: pd.DataFrame, options: PatchingOptions, seed: int):
-        self._shared = _select_by_sweep(estimates, options, seed)
-        own = options.model_copy(update={"verify_top": min(options.verify_top, SUBSET_TOP), "verify_random": 0})
-        self._own = {name: _select_by_sweep(rows, own, seed) for name, rows in estimates.groupby("subset") if name}
+        change = estimates["effect"] * (estimates["metric_clean"] - estimates["metric_corrupted"]).abs()
+        estimates = estimates.assign(change=change)
+        self._shared: dict[tuple[str, str], list[Unit]] = {}
+        self._own: dict[tuple[str, str, str], list[Unit]] = {}
+        groups: Any = estimates.groupby(["activation", "direction"])
+        for (activation, direction), rows in groups:
+            seeds = [seed, ACTIVATIONS.index(activation), int(direction == "noising")]
+            self._shared[activation, direction] = select_verified(rows, options, seeds)
+            for subset, own_rows in rows.groupby("subset"):
+                if subset:
+                    self._own[subset, activation, direction] = extreme_units(own_rows, options.verify_top)
 
     def units_of(self, pair: TokenPair) -> dict[tuple[str, str], list[Unit]]:
         """The units of a pair by activation and direction: those of all pairs, then those of the pair or its group."""
-        own = self._own.get(pair.name) or self._own.get(pair.group) or {}
-        return {key: [*dict.fromkeys([*units, *own.get(key, [])])] for key, units in self._shared.items()}
-
-
-def _select_by_sweep(estimates: pd.DataFrame, options: PatchingOptions, seed: int) -> dict[tuple[str, str], list[Unit]]:
-    """The units of largest estimates, and random ones, by activation and direction."""
-    return {
-        (str(activation), str(direction)): select_verified(
-            rows, options, [seed, ACTIVATIONS.index(activation), int(direction == "noising")]
-        )
-        for (activation, direction), rows in estimates.groupby(["activation", "direction"])
-    }
+        own = {key: self._own.get((pair.name, *key)) or self._own.get((pair.group, *key)) or [] for key in self._shared}
+        return {key: [*dict.fromkeys([*units, *own[key]])] for key, units in self._shared.items()}
 
 
 def select_verified(estimates: pd.DataFrame, options: PatchingOptions, seed: Sequence[int]) -> list[Unit]:
-    """The units that verify patches exactly; `layer` is the layer's index."""
-    squares = estimates["effect"].pow(2).groupby([estimates[name] for name in UNIT_KEYS]).mean()
-    selected = squares.index[select_units(squares, options.verify_top, options.verify_random, seed)]
-    return [Unit(*map(int, unit)) for unit in selected]
+    """The units that verify patches exactly, by the `change` of the metric; `layer` is the layer's index."""
+    squares = estimates["change"].pow(2).groupby([estimates[name] for name in UNIT_KEYS]).mean()
+    return _units(squares.index[select_units(squares, options.verify_top, options.verify_random, seed)])
+
+
+def extreme_units(estimates: pd.DataFrame, count: int) -> list[Unit]:
+    """The units with the highest and with the lowest mean `change`, half of `count` each."""
+    means = estimates.groupby([*UNIT_KEYS])["change"].mean().sort_values(kind="stable").index
+    return _units([*means[::-1][: (count + 1) // 2], *means[: count // 2]])
+
+
+def _units(keys: Iterable[tuple[int, int, int]]) -> list[Unit]:
+    """Units of the values of UNIT_KEYS, each once."""
+    return [*dict.fromkeys(Unit(*map(int, key)) for key in keys)]
 
 
 def _heads_of(model: Model, unit: Unit) -> range:

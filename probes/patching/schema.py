@@ -1,18 +1,25 @@
 """Options and stored tables of the patching probe."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import ClassVar, Literal, Self, get_args
 
-import pandas as pd
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from headscope.errors import OptionError
-from headscope.heads import HeadSet, format_head, parse_head
+from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.pair_sets import GENERATED_SETS, unused_pair_options
 from headscope.prompts.pairs import RESERVED_SPAN_NAMES
-from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
-from headscope.study.config import Options, refuse_unused
-from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS, STORES_NAME
+from headscope.runs.columns import ANSWER_METRIC, GROUP, HEAD, LAYER, MODEL, Column, Table, key
+from headscope.study.answer_options import (
+    HEADS_HELP,
+    PAIRS_HELP,
+    PLACES_HELP,
+    AnswerOptions,
+    HeadNames,
+    PairSources,
+    PositionNames,
+)
+from headscope.study.config import refuse_unused
 from probes.patching.effects import MIN_DIFFERENCE, MIN_OWN_DIFFERENCE, MIN_PROBABILITY
 
 MAX_UNITS = 1_000_000
@@ -43,48 +50,33 @@ ALL_POSITIONS = -1
 WHOLE_GROUP = -1
 """Value of `head` for a patch of a KV group."""
 
-_Metric = Annotated[Literal["logit_diff", "logprob", "kl", "nll", "prob_diff", "rank"], ACCEPTS_FUNCTION, STORES_NAME]
+EXACT_SECONDS = 60.0
+"""Longest predicted time at which the method auto patches everything exactly."""
+REFERENCE_SPEED = 1e11
+"""Floating-point operations per second of the prediction, about those of two cores [ours]. It is fixed, so that the
+choice of a method does not depend on the machine and a run can be repeated."""
+
+Method = Literal["auto", "exact", "estimate", "verify"]
 
 
-class PairOptions(Options):
+class PairOptions(AnswerOptions):
     """Sets of prompt pairs, the metric of their answers, and the run that is patched."""
 
     former_names: ClassVar[Mapping[str, str]] = {"top": "verify_top", "random": "verify_random"}
 
-    pairs: list[Annotated[str, Field(min_length=1)]] = Field(
-        ["ioi"],
-        min_length=1,
-        description="sets of prompt pairs: ioi (with one corruption: ioi:other, ioi:swap, ioi:abc), greater-than, "
-        "induction, needle, or a JSON lines file with the keys "
-        "name, clean, corrupted, answer, wrong, group, spans, corrupted_answer",
-    )
-    metric: _Metric = Field(
-        "logit_diff",
-        description="logit_diff: logit of the answer minus logit of the wrong answer; logprob: log-probability of the "
-        "answer in nats; kl: KL(clean || run) at the last prompt token in nats; nll: mean loss of the answer's tokens "
-        "in nats/token, for answers of one or several tokens; prob_diff: probability of the answer minus that of the "
-        "wrong answer; rank: number of tokens with a larger logit than the answer, without a gradient. In Python also "
-        "a function of the logits and the pair",
-    )
+    pairs: PairSources = Field(["ioi"], min_length=1, description=PAIRS_HELP)
     directions: list[Literal["denoising", "noising"]] = Field(
         ["denoising"],
         min_length=1,
         description="denoising: clean activations in the corrupted run; noising: corrupted activations in the clean "
         "run",
     )
-    count: int = Field(32, ge=1, le=1_000_000, description="number of pairs of a generated set")
-    length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the sets induction and needle")
     align: Literal["equal", "end"] = Field(
         "equal",
         description="equal: both prompts must have the same number of tokens; end: patch only the last tokens that "
         "both prompts of a pair share. For files of pairs",
     )
-    keep_failing: bool = Field(
-        False,
-        description="keep pairs in means whose clean prompt the model answers wrongly, or whose two prompts prefer "
-        "the same answer",
-    )
-    method: Literal["exact", "estimate", "verify"] = Field("verify")
+    method: Method = Field("auto")
     verify_top: int = Field(10, ge=1, le=MAX_UNITS)
     verify_random: int = Field(10, ge=0, le=MAX_UNITS)
 
@@ -92,27 +84,31 @@ class PairOptions(Options):
     def _refuse_unused_options(self) -> Self:
         """Refuse options that would change nothing."""
         unused = unused_pair_options(self.pairs)
-        if self.metric == "rank" and self.method != "exact":
+        if self.metric == "rank" and self.method in ("estimate", "verify"):
             raise OptionError(
                 "{metric} rank has no gradient, which {method} {value} needs. Use {method} exact, or another {metric}",
                 value=self.method,
             )
-        if self.method != "verify":
+        if self.method in ("exact", "estimate"):
             unused |= dict.fromkeys(("verify_top", "verify_random"), "it selects heads for method verify")
         if {*self.pairs} <= {*GENERATED_SETS}:
             unused["align"] = "it is for files of pairs"
         refuse_unused(self, unused)
         return self
 
+    @property
+    def needs_exact(self) -> bool:
+        """Whether there is no estimate of what these options patch."""
+        return self.metric == "rank"
 
-def _head_names(value: Any) -> Any:
-    """A HeadSet, a text such as L18H6,L3H1, or pairs (layer, head) as names of heads."""
-    if isinstance(value, HeadSet):
-        return [*value.identifiers]
-    names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or [*names] == ["all"]:
-        return names
-    return [format_head(*(name if isinstance(name, tuple) else parse_head(name.strip()))) for name in names]
+    def choose_method(self, operations: float) -> Method:
+        """The method of all sets and models; of auto the one that the cost decides: the number of floating-point
+        operations of all exact effects."""
+        if self.method != "auto":
+            return self.method
+        seconds = operations / REFERENCE_SPEED
+        is_verify_set = {"verify_top", "verify_random"} & self.model_fields_set
+        return "exact" if self.needs_exact or (seconds < EXACT_SECONDS and not is_verify_set) else "verify"
 
 
 class PatchingOptions(PairOptions):
@@ -124,25 +120,25 @@ class PatchingOptions(PairOptions):
         description="activations to patch: z (head output), q, k (after rotation), v, pattern (attention weights); of "
         "whole layers: resid_pre (residual stream before the layer), attn_out, mlp_out (what attention or MLP adds)",
     )
-    positions: Annotated[list[Annotated[str, Field(min_length=1)]], ACCEPTS_POSITIONS] = Field(
+    positions: PositionNames = Field(
         ["all"],
         min_length=1,
         description="all: patch all positions together; each: also every position of the prompt separately, which "
-        "verify only estimates; NAME: also the positions of a named span of every pair, such as subject or last, a "
-        "token such as 3 or -1, or a range without its end such as 3:7 or -4:",
+        f"verify only estimates; or also those of {PLACES_HELP}",
     )
-    method: Literal["exact", "estimate", "verify"] = Field(
-        "verify",
+    method: Method = Field(
+        "auto",
         description="exact: patch every head, KV group or layer; estimate: attribution patching (one backward pass); "
-        "verify: estimate all, patch those of --verify-top and --verify-random, and every layer",
+        "verify: estimate all, patch those of --verify-top and --verify-random, and every layer; auto: exact if that "
+        "takes less than a minute on two cores, else verify",
     )
     verify_top: int = Field(
         10,
         ge=1,
         le=MAX_UNITS,
-        description="for verify: number of heads or KV groups to patch exactly, those with the largest root mean "
-        "square estimate over pairs, per model, set, activation and direction; in a set of few pairs, also those of "
-        "each pair, else those of each group",
+        description="for verify: number of heads or KV groups to patch exactly, those whose estimates change the "
+        "metric most (root mean square over pairs), per model, set, activation and direction; in a set of few pairs "
+        "also as many of each pair, else of each group, half of them the highest and half the lowest estimates",
     )
     verify_random: int = Field(
         10,
@@ -151,13 +147,13 @@ class PatchingOptions(PairOptions):
         description="for verify: number of other heads or KV groups to patch exactly, drawn at random; all if there "
         "are fewer",
     )
-
-    heads: Annotated[list[str], BeforeValidator(_head_names)] = Field(
+    heads: HeadNames = Field(
         ["all"],
         min_length=1,
-        description="heads to patch one at a time, such as L18H6; all: every head. Named heads, or their KV groups, "
-        "are also patched together, unless the method is estimate",
+        description=f"heads to patch one at a time, such as L18H6; all: every head; {HEADS_HELP}. Named heads, or "
+        "their KV groups, are also patched together, unless the method is estimate",
     )
+    weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
 
     pattern_entries: bool = Field(
         False,
@@ -230,9 +226,6 @@ METHOD = key(
     "exact: the run was patched; estimate: first order in the head's output z, for kl and noising second order",
     None,
 )
-METRIC = key(
-    "metric", "label", "", "logit_diff, logprob, kl, nll, prob_diff or rank; own:NAME: a function of the user", None
-)
 VALUES = (
     Column("group", "label", "", "kind of pair within its set"),
     Column("metric_clean", "value", "logits, nats", "metric of the clean run"),
@@ -275,7 +268,7 @@ PATCHING = Table(
         *UNIT,
         POSITION,
         DIRECTION,
-        METRIC,
+        ANSWER_METRIC,
         METHOD,
         *VALUES,
     ),
@@ -304,7 +297,7 @@ PATCHING_SPANS = Table(
         *UNIT,
         key("span", "label", "", "name of the patched span of positions", None),
         DIRECTION,
-        METRIC,
+        ANSWER_METRIC,
         METHOD,
         Column("first", "index32", "tokens", "first position of the span in the clean prompt", 0),
         Column("last", "index32", "tokens", "last position of the span in the clean prompt", 0),
@@ -324,7 +317,7 @@ PATCHING_LAYERS = Table(
         key("position", "index32", "tokens", "first patched position of the clean prompt; -1: all", ALL_POSITIONS),
         key("span", "label", "", "name of the patched span; empty for all positions or a single one", None),
         DIRECTION,
-        METRIC,
+        ANSWER_METRIC,
         key(
             "method", "label", "", "exact: the run was patched; estimate: first order, for kl and noising second", None
         ),
@@ -343,7 +336,7 @@ PATCHING_SETS = Table(
         key("activation", "label", "", "patched activation: z, q, k, v or pattern (q and k)", None),
         key("span", "label", "", "name of the patched span of positions; empty for all positions", None),
         DIRECTION,
-        METRIC,
+        ANSWER_METRIC,
         Column("size", "count", "", "heads or KV groups that are patched together", 1),
         *VALUES,
     ),
@@ -362,24 +355,9 @@ PATCHING_ENTRIES = Table(
         key("destination", "index32", "tokens", "position of the query in the clean prompt"),
         key("source", "index32", "tokens", "position of the key in the clean prompt, at most the destination"),
         DIRECTION,
-        METRIC,
+        ANSWER_METRIC,
         METHOD,
         *VALUES,
     ),
 )
 TABLES = (PATCHING, PATCHING_TOKENS, PATCHING_SPANS, PATCHING_LAYERS, PATCHING_SETS, PATCHING_ENTRIES)
-
-
-MAX_SUBSETS = 12
-"""Most pairs of a set that have results of their own; in a larger set its groups have, unless they are more [ours]."""
-
-
-def subset_names(rows: pd.DataFrame) -> pd.Series:
-    """The pair or group whose own results each row of one set belongs to; "" if there are none.
-
-    Columns: pair and group. A set of one pair has no others to separate it from.
-    """
-    pairs, groups = rows["pair"].nunique(), rows["group"].nunique()
-    if 1 < pairs <= MAX_SUBSETS:
-        return rows["pair"]
-    return rows["group"] if 1 < groups <= MAX_SUBSETS else pd.Series("", rows.index)

@@ -51,21 +51,56 @@ QUESTIONS = (
         level="headline",
     ),
     Question(
+        name="spans.steering_failing",
+        sentence="{model}, steered to {key}: {number:.0f} of {n:n prompts} are left out of the mean {label} "
+        "({label_unit}), because without steering {reason}: {names:+.2f}[ and {more} more]. Use other prompts, or "
+        "--keep-failing",
+        number=".0f",
+        level="warning",
+    ),
+    Question(
+        name="spans.steering_uncounted",
+        sentence="{model}, steered to {key}: no prompt counts[ in {every}], so there is no mean {label} ({label_unit})"
+        "[. Without steering {reason} in {failing} of {n:n prompts}: {names:+.2f}][ and {more} more]. Use other "
+        "prompts, or --keep-failing",
+        level="warning",
+    ),
+    Question(
+        name="spans.steered_prompt",
+        sentence="Steered to {key}, {heads} of {model} change the mean log-probability of the continuation of prompt "
+        "{prompt} by {value} nats per token, from {plain:.2f} to {steered:.2f}[; its lead over the wrong one goes from "
+        "{plain_lead:+.2f} to {steered_lead:+.2f} nats][. The prompt is left out of {left_out}]",
+        headline="{prompt}, steered to {key}: {plain:.2f} to {steered:.2f} nats/token[, lead {plain_lead:+.2f} to "
+        "{steered_lead:+.2f}][; left out of {left_out}]",
+        number="+.2f",
+        level="row",
+    ),
+    Question(
         name="spans.steered",
         sentence="Steered to {key}, {heads} of {model} change the mean log-probability of the continuation from "
-        "{plain:.2f} to {steered:.2f} nats per token: by {value} (factor {alpha:g})",
-        headline="Steered to {key}, the continuation's log-probability changes by {value} nats/token",
+        "{plain:.2f} to {steered:.2f} nats per token: by {value} (factor {alpha:g})[. Left out: {left_out:n prompts}]",
+        headline="Steered to {key}, log-probability changes by {value} nats/token[; {left_out} left out]",
         number="+.2f",
-        samples="texts",
+        samples="prompts",
+        level="headline",
+    ),
+    Question(
+        name="spans.steered_share",
+        sentence="Steered to {key}, {model} prefers the continuation to the wrong one in {steered:percent} of "
+        "{n:n prompts} instead of {plain:percent}, a difference of {value} (factor {alpha:g})",
+        headline="Steered to {key}, the continuation leads in {steered:percent} of {n:n prompts}, not {plain:percent}",
+        number="points",
+        value_unit="percentage points",
+        samples="prompts",
         level="headline",
     ),
     Question(
         name="spans.steered_choice",
-        sentence="Steered to {key}, {model} prefers the continuation to the wrong one in {steered:percent} of the "
-        "prompts instead of {plain:percent}; its lead changes by {value} nats (factor {alpha:g})",
-        headline="Steered to {key}, the right continuation leads in {steered:percent}, not {plain:percent}",
+        sentence="Steered to {key}, {model} changes the lead of the continuation over the wrong one by {value} nats, "
+        "from {plain:+.2f} to {steered:+.2f} (factor {alpha:g})[. Left out: {left_out:n prompts}]",
+        headline="Steered to {key}, lead changes by {value} nats[; {left_out} left out]",
         number="+.2f",
-        samples="texts",
+        samples="prompts",
         level="headline",
     ),
     Question(

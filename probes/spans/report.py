@@ -155,7 +155,8 @@ def _steering_charts(context: RenderContext) -> Iterator[Chart]:
         yield Chart(
             plots.plot_steering(rows),
             "One point per prompt: the mean log-probability of its continuation without and with heads steered to a "
-            "span. Above the line, steering makes the continuation more probable.",
+            "span. Above the line, steering makes the continuation more probable. Prompts that means leave out "
+            "have a point, too.",
             half_width=True,
         )
 

@@ -1,15 +1,22 @@
 """Results of the spans probe: the heads with most mass between the shown spans, and what separates two groups."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
 
 from headscope.effects.groups import CHOSEN_UNITS, SPLITS, auroc_interval
+from headscope.effects.prompts import MAX_SUBSETS, rows_that_count
+from headscope.effects.sweep import rows_of_sweep
+from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads_of_weights
+from headscope.prompts.answers import LEAST_PROBABILITY_TEXT
+from headscope.results.answers import MAX_NAMES
 from headscope.results.head_results import top_head_result
 from headscope.results.result import Result
-from headscope.results.samples import extreme_head_result, mean_result
+from headscope.results.samples import Limits, extreme_head_result, mean_result
 from headscope.runs.aggregation import SIGNIFICANCE, plain_types
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
@@ -23,6 +30,21 @@ from probes.spans.analysis import (
     shown_pairs,
     shown_rows,
 )
+from probes.spans.schema import LEAD, LOGPROB
+
+STEERING_QUESTIONS: Mapping[str, str] = MappingProxyType({LOGPROB: "spans.steered", LEAD: "spans.steered_choice"})
+"""Metric of steering -> the question about its mean change."""
+STEERING_WORDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
+    {
+        LOGPROB: (
+            "log-probability",
+            "nats/token",
+            f"the continuation's probability is below {LEAST_PROBABILITY_TEXT} per token",
+        ),
+        LEAD: ("lead", "nats", "the wrong continuation is at least as probable"),
+    }
+)
+"""Metric of steering -> its name, its unit, and why a prompt does not count."""
 
 
 def results(run: Run) -> Iterator[Result]:
@@ -71,22 +93,100 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
 
 
 def _steering_results(run: Run) -> Iterator[Result]:
-    """For each model: how steering changes the continuation, and the choice between two."""
+    """For each model: the prompts that means leave out, each prompt, how steering changes the continuation, and the
+    choice between two."""
     if "span_steering" not in run.tables:
         return
-    heads = run.manifest.get("config", {}).get("spans", {}).get("heads") or []
-    for (model, metric, key), rows in plain_types(run.table("span_steering")).groupby(["model", "metric", "key"]):
-        values = rows.set_index("doc")[["plain", "steered"]].astype("float64")
-        is_choice = metric == "lead"
-        averages = (values > 0 if is_choice else values).mean()
-        details = {"alpha": float(rows["alpha"].iloc[0]), "heads": ", ".join(heads) or "all heads"}
-        yield mean_result(
-            "spans.steered_choice" if is_choice else "spans.steered",
-            values["steered"] - values["plain"],
-            model=str(model),
-            where={"key": str(key)},
-            details={**details, **{name: float(averages[name]) for name in ("plain", "steered")}},
+    rows = plain_types(run.table("span_steering")).rename(columns={"doc": "pair"})
+    rows["prompts"] = rows["key"]  # a set of prompts by the span that heads are steered to
+    counted = rows_that_count(rows)
+    groups: Any = rows.groupby(["model", "key"], sort=False)
+    for (model, key), of_model in groups:
+        keys = {"model": model, "key": key}
+        place: dict[str, Any] = {"model": model, "where": {"key": key}}
+        details = {"alpha": float(of_model["alpha"].iloc[0]), "heads": _steered_heads(run)}
+        if 1 < of_model["pair"].nunique() <= MAX_SUBSETS:
+            yield from _steered_prompts(of_model, place, details)
+        for metric, members in of_model.groupby("metric", sort=False):
+            own = rows_of_sweep(counted, {**keys, "metric": metric})
+            yield from _failing_prompts(members, own, place)
+            if metric == LEAD:
+                is_ahead = members.set_index("pair")[["plain", "steered"]] > 0
+                yield _change("spans.steered_share", is_ahead.astype("float64"), place, details, (-1, 1))
+            if len(own):
+                left_out = {"left_out": len(members) - len(own) or None}
+                values = own.set_index("pair")[["plain", "steered"]].astype("float64")
+                yield _change(STEERING_QUESTIONS[str(metric)], values, place, details | left_out)
+
+
+def _change(
+    question: str,
+    values: pd.DataFrame,
+    place: Mapping[str, Any],
+    details: Mapping[str, Any],
+    limits: Limits = (-math.inf, math.inf),
+) -> Result:
+    """The mean change from `plain` to `steered` by prompt (the index)."""
+    means = {name: float(values[name].mean()) for name in ("plain", "steered")}
+    return mean_result(question, values["steered"] - values["plain"], limits, **place, details={**details, **means})
+
+
+def _failing_prompts(members: pd.DataFrame, counted: pd.DataFrame, place: dict[str, Any]) -> Iterator[Result]:
+    """A warning that names the prompts that the mean of a metric leaves out, or that it leaves out all."""
+    metric = str(members["metric"].iloc[0])
+    failing = members[~members["is_counted"]].set_index("pair")["plain"].astype("float64")
+    if failing.empty and len(counted):
+        return
+    label, unit, reason = STEERING_WORDS[metric]
+    details: dict[str, Any] = {
+        "label": label,
+        "label_unit": unit,
+        "reason": reason,
+        "names": failing[:MAX_NAMES].to_dict(),
+        "more": len(failing) - MAX_NAMES if len(failing) > MAX_NAMES else None,
+    }
+    where = {**place["where"], "metric": metric}
+    if len(counted):
+        yield Result(
+            question="spans.steering_failing",
+            value=len(failing),
+            n=len(members),
+            model=place["model"],
+            where=where,
+            details=details,
         )
+        return
+    details |= {"failing": len(failing), "every": "every model" if len(failing) < len(members) else ""}
+    yield Result(
+        question="spans.steering_uncounted", n=len(members), model=place["model"], where=where, details=details
+    )
+
+
+def _steered_prompts(rows: pd.DataFrame, place: dict[str, Any], details: Mapping[str, Any]) -> Iterator[Result]:
+    """The continuation of every prompt without and with steering, also of those that means leave out."""
+    for prompt, members in rows.groupby("pair", sort=False):
+        by_metric = members.set_index("metric")
+        values: Any = by_metric[["plain", "steered"]].astype("float64").to_dict("index")
+        of_prompt: dict[str, Any] = dict(values[LOGPROB])
+        of_prompt |= {f"{name}_lead": value for name, value in values.get(LEAD, {}).items()}
+        failing = [f"the mean {STEERING_WORDS[metric][0]}" for metric in by_metric.index[~by_metric["is_counted"]]]
+        of_prompt["left_out"] = "both means" if len(failing) == len(STEERING_WORDS) else "".join(failing)
+        yield Result(
+            question="spans.steered_prompt",
+            value=of_prompt["steered"] - of_prompt["plain"],
+            model=place["model"],
+            where={**place["where"], "prompt": str(prompt)},
+            details={**details, **of_prompt},
+        )
+
+
+def _steered_heads(run: Run) -> str:
+    """The heads that a run steers, as its options name them."""
+    names = run.manifest.get("config", {}).get("spans", {}).get("heads") or ["all"]
+    if names == ["all"]:
+        return "all heads"
+    shown = [f"{parse_heads_of_weights(name)}" if name.startswith(HEADS_OF_WEIGHTS) else name for name in names]
+    return ("the heads " if any(":" in name for name in shown) else "") + ", ".join(shown)
 
 
 def _incomplete(run: Run, model: str, where: dict[str, str]) -> Iterator[Result]:

@@ -14,9 +14,11 @@ from headscope.forward.capture import CapturedLayers
 from headscope.forward.image_inputs import adding_inputs, check_images_are_read_in_order
 from headscope.forward.observe import FinishedPass, observe
 from headscope.forward.prefix_cache import PrefixCachedGenerator
+from headscope.interventions.heads import layer_heads
 from headscope.measures.span_mass import LookbackRatios, SpanMass, TokenWeights
 from headscope.models.loading import load_processor
 from headscope.positions.model import Model
+from headscope.prompts.answers import shows_answer
 from headscope.prompts.span_tokens import SpanTokens, image_inputs, tokenize_spans
 from headscope.prompts.spans import (
     FIRST,
@@ -34,10 +36,11 @@ from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.config import MAX_PROMPT_TOKENS
 from headscope.study.context import StudyContext
+from headscope.study.named_heads import NamedHeads
 from headscope.study.prompt import read_prompt
 from probes.spans.layout import NamedSpans, choose_pair, named_spans
 from probes.spans.schema import SpansOptions
-from probes.spans.steering import steering_rows
+from probes.spans.steering import ANSWER_METRICS, steering_rows
 
 log = logging.getLogger("headscope")
 
@@ -78,6 +81,8 @@ class SpansRunner:
         check_class_names(self.prompts, parse_classes(options.classes))
         if self.prompts:
             context.record_input("prompts with spans", [repr(prompt) for prompt in self.prompts])
+        is_named = options.heads != ["all"]
+        self._named_heads = NamedHeads(context, options.heads, options.weights) if is_named else None
         self._tokens: dict[tuple[int, int], SpanTokens] = {}
         self._pairs: dict[str, tuple[str, str]] = {}
         self._warned: set[str] = set()
@@ -109,6 +114,10 @@ class SpansRunner:
 
     def _steering_cells(self, label: str, prompts: Sequence[SpanTokens]) -> list[Cell]:
         _, span = self._pair(label)
+        if self._named_heads is not None:
+            model = self.context.model(label)
+            self._named_heads.check(model, label)
+            layer_heads(model, self._named_heads.identifiers)  # refuses an unknown head before anything is measured
         for prompt, tokens in zip(self.prompts, prompts, strict=True):
             if prompt.images:
                 raise BadInput(f"{prompt.location} has 'images', which steering does not read. Remove 'steer'")
@@ -208,8 +217,13 @@ class SpansRunner:
             "context_length": len(tokens.ids),
             "doc": self.prompts[number].name,
         }
-        rows = steering_rows(model, tokens, span, self.options.heads, self.options.steer)
-        return {**keys, "key": span, "alpha": self.options.steer, **rows}
+        heads = [] if self._named_heads is None else self._named_heads.identifiers
+        rows = steering_rows(model, tokens, span, heads, self.options.steer)
+        is_counted = [
+            self.options.keep_failing or shows_answer(ANSWER_METRICS[metric], plain)
+            for metric, plain in zip(rows["metric"], rows["plain"], strict=True)
+        ]
+        return {**keys, "key": span, "alpha": self.options.steer, **rows, "is_counted": is_counted}
 
     def _prompt_observer(self, label: str, number: int, tokens: SpanTokens, model: Model) -> "SpansObserver":
         prompt = self.prompts[number]

@@ -6,13 +6,16 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from headscope.errors import OptionError, OptionName
-from headscope.heads import format_head, parse_head
+from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.token_classes import RELATIONS, TOKEN_CLASSES, parse_classes
-from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
+from headscope.runs.columns import DOC, GROUP, HEAD, IS_COUNTED, LAYER, LENGTH, MODEL, Column, Table, key
+from headscope.study.answer_options import HEADS_HELP, HeadNames
 from headscope.study.config import Lengths, PromptOptions
 
 WHOLE_PROMPT = "prompt"
 """Name of the whole prompt in the table of lookback ratios."""
+LOGPROB, LEAD = "logprob", "lead"
+"""Metrics of steering: mean log-probability per token, and the lead over the wrong continuation."""
 
 
 class SpansOptions(PromptOptions):
@@ -47,7 +50,18 @@ class SpansOptions(PromptOptions):
         description="also score the continuations while heads are steered to the key span: their weights on all other "
         "keys are multiplied by this factor, such as 0.01 (PASTA)",
     )
-    heads: list[str] = Field(default=[], description="heads that are steered, such as L18H6; default: all")
+    heads: HeadNames = Field(
+        ["all"],
+        min_length=1,
+        description=f"heads that are steered together, such as L18H6; all: every head; {HEADS_HELP}",
+    )
+    weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
+    keep_failing: bool = Field(
+        False,
+        description="keep prompts in means of steering to which the model without steering does not give the "
+        "continuation (lead over the wrong one: not above 0; log-probability: less than 1 % per token). Attention "
+        "masses have no right answer: they keep all prompts",
+    )
 
     @classmethod
     def replacement_of_texts(cls, values: Mapping[str, Any]) -> str:
@@ -59,15 +73,13 @@ class SpansOptions(PromptOptions):
         parse_classes(value)
         return value
 
-    @field_validator("heads")
-    @classmethod
-    def _check_heads(cls, value: list[str]) -> list[str]:
-        return [*dict.fromkeys(format_head(*parse_head(head)) for head in value)]
-
     @model_validator(mode="after")
     def _check_steering(self) -> "SpansOptions":
-        if self.steer is None and self.heads:
-            raise OptionError("{heads} has no effect without {steer}. Add {steer}, or remove {heads}")
+        if self.steer is None and (unused := {"heads", "weights", "keep_failing"} & self.model_fields_set):
+            raise OptionError(
+                "{option} has no effect without {steer}. Add {steer}, or remove {option}",
+                option=OptionName(min(unused)),
+            )
         if self.steer is not None and self.prompts is None:
             raise OptionError("{steer} needs prompts with a continuation. Give a file of them with {prompts}")
         return self
@@ -217,6 +229,7 @@ SPAN_STEERING = Table(
         Column("alpha", "value", "", "factor of the weights on other keys", 0, 1),
         Column("plain", "value", "nats", "the metric without steering"),
         Column("steered", "value", "nats", "the metric with steering"),
+        IS_COUNTED,
     ),
 )
 TABLES = (SPAN_PROMPTS, SPANS, SPAN_STEPS, SPAN_LOOKBACK, SPAN_TOKENS, SPAN_WEIGHTS, SPAN_STEERING)

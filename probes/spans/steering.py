@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.span_tokens import SpanTokens
+from probes.spans.schema import LEAD, LOGPROB
 
-LOGPROB, LEAD = "logprob", "lead"
-"""Metrics: mean log-probability per token, and the lead over the wrong continuation."""
+ANSWER_METRICS = MappingProxyType({LOGPROB: "logprob", LEAD: "logit_diff"})
+"""The metrics of answers whose rule says whether the model gives the continuation: at least 1 % per token; a lead above
+0."""
 
 
 def steering_rows(model: Model, tokens: SpanTokens, key: str, heads: Sequence[str], alpha: float) -> dict[str, Any]:

@@ -1,12 +1,17 @@
-"""Analysis of the attribution of answers: terms in the last row, and their sums along the residual stream."""
+"""Analysis of the attribution of answers: terms in the last row, and their sums along the residual stream.
+
+Means are over the prompts that count (`is_counted`) in every model.
+"""
 
 from collections.abc import Iterator
 
 import pandas as pd
 
+from headscope.effects.prompts import rows_that_count
+from headscope.prompts.pair_sets import PROMPT_SET
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run_tables import RunTables
-from probes.attribution.answers.schema import ANSWER_HEADS, ANSWER_PARTS
+from probes.attribution.answers.schema import ANSWER_HEADS, ANSWER_METRIC, ANSWER_PARTS
 
 SET_KEYS = ["model", "prompts"]
 START, END = -1, 1_000_000
@@ -14,19 +19,29 @@ START, END = -1, 1_000_000
 
 
 def last_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows at the last position of each prompt, which predicts the answer."""
+    """The rows at the last position of each prompt, which predicts the answer, with the column `metric`."""
     last = rows.groupby([*SET_KEYS, "pair"], observed=True)["position"].transform("max")
-    return plain_types(rows[rows["position"] == last])
+    return plain_types(rows[rows["position"] == last]).assign(metric=ANSWER_METRIC)
 
 
 def heads_at_answer(run: RunTables) -> pd.DataFrame:
-    """The contribution of every head in the last row of each prompt."""
-    return last_rows(run.table(ANSWER_HEADS.name))
+    """The contribution of every head in the last row of each prompt that counts."""
+    return rows_that_count(last_rows(run.table(ANSWER_HEADS.name)))
 
 
 def parts_at_answer(run: RunTables) -> pd.DataFrame:
-    """All terms in the last row of each prompt, with the column `stage` (`add_stages`)."""
-    return add_stages(last_rows(run.table(ANSWER_PARTS.name)))
+    """All terms in the last row of each prompt that counts, with the column `stage` (`add_stages`)."""
+    return add_stages(rows_that_count(last_rows(run.table(ANSWER_PARTS.name))))
+
+
+def prompt_metrics(run: RunTables) -> pd.DataFrame:
+    """One row per prompt of every model and set of pairs: model, prompts, metric, pair, is_counted, and `metric_clean`,
+    the logit difference."""
+    parts = run.table(ANSWER_PARTS.name)
+    rows = last_rows(parts[(parts["part"] == "logit") & (parts["prompts"] != PROMPT_SET)])
+    return rows[[*SET_KEYS, "metric", "pair", "is_counted", "contribution"]].rename(
+        columns={"contribution": "metric_clean"}
+    )
 
 
 def add_stages(parts: pd.DataFrame) -> pd.DataFrame:

@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from headscope.prompts.answers import ANSWER_CRITERIA, gives_answer
-from headscope.results.answers import answered_result
+from headscope.effects.prompts import MAX_SUBSETS, prompts_that_count
+from headscope.heads import format_head
+from headscope.results.answers import answer_results
 from headscope.results.result import Result
 from headscope.results.samples import allow_for_choice, extreme_head_result, mean_result
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types
@@ -20,6 +20,7 @@ from probes.attribution.answers.analysis import (
     by_stage,
     heads_at_answer,
     parts_at_answer,
+    prompt_metrics,
     sets_of,
     stage_name,
 )
@@ -27,40 +28,54 @@ from probes.attribution.answers.schema import ANSWER_PARTS, ANSWER_STATISTIC, AN
 
 NO_LIMITS = (-math.inf, math.inf)
 COMPARED = {True: "that of the wrong answer", False: "the mean logit of the vocabulary"}
-DOUBT = "Answer and wrong answer may be exchanged"
 
 
 def results(run: Run) -> Iterator[Result]:
     """The logit of the answers of each model and set, and the heads and layers that add most and least to it."""
     if ANSWER_PARTS.name not in run.tables:
         return
+    metrics = run.derived(prompt_metrics)
+    yield from answer_results("attribution", metrics, prompts_that_count(metrics))
     heads = run.derived(heads_at_answer)
     tokens = plain_types(run.table(ANSWER_TOKENS.name))
     for model, prompts, parts in sets_of(run.derived(parts_at_answer), default_models(run)):
         place: dict[str, Any] = {"model": model, "where": {"prompts": prompts}}
         has_wrong = bool((tokens.loc[tokens["prompts"] == prompts, "wrong"] != "").all())
-        yield from _logit_results(parts, has_wrong, place)
+        of_set = heads[(heads["model"] == model) & (heads["prompts"] == prompts)]
+        yield from _prompt_results(parts, of_set, COMPARED[has_wrong], place)
+        yield _logit_result(parts, COMPARED[has_wrong], place)
         yield _layer_result(parts, place)
-        yield from _head_results(heads[(heads["model"] == model) & (heads["prompts"] == prompts)], prompts)
+        yield from _head_results(of_set, prompts)
 
 
-def _logit_results(parts: pd.DataFrame, has_wrong: bool, place: dict[str, Any]) -> Iterator[Result]:
+def _prompt_results(parts: pd.DataFrame, heads: pd.DataFrame, compared: str, place: dict[str, Any]) -> Iterator[Result]:
+    """The logit of the answer of every prompt of a small set, and the heads that add most and least to it."""
+    logits = parts[parts["part"] == "logit"].set_index("pair")["contribution"]
+    if not 1 < len(logits) <= MAX_SUBSETS:
+        return
+    for pair, logit in logits.items():
+        ranked = heads[heads["pair"] == pair].sort_values("contribution", ascending=False, kind="stable")
+        details: dict[str, Any] = {"compared": compared}
+        for name, (_, head) in zip(("most", "least"), ranked.iloc[[0, -1]].iterrows(), strict=True):
+            details[name] = {format_head(head["layer"], head["head"]): float(head["contribution"])}
+        where = {**place["where"], "pair": str(pair)}
+        yield Result(
+            question="attribution.prompt", value=float(logit), model=place["model"], where=where, details=details
+        )
+
+
+def _logit_result(parts: pd.DataFrame, compared: str, place: dict[str, Any]) -> Result:
     terms = parts.groupby(["pair", "part"])["contribution"].sum().unstack("part").fillna(0.0)
     logit = terms["logit"]
     biases = terms.reindex(columns=["bias", "attention_bias", "cap"], fill_value=0.0).sum(axis=1)
     details = {
-        "compared": COMPARED[has_wrong],
+        "compared": compared,
         "heads": terms["heads"].mean(),
         "mlps": terms.get("other", pd.Series(0.0, terms.index)).mean(),
         "embedding": terms["embedding"].mean(),
         "biases": biases.mean(),
     }
-    yield mean_result("attribution.answer", logit, details=details, **place)
-    if has_wrong and len(logit) > 1:
-        is_answered = pd.Series(gives_answer("logit_diff", logit.to_numpy(np.float64)), logit.index)
-        unanswered = int((~is_answered).sum())
-        criterion = ANSWER_CRITERIA["logit_diff"]
-        yield answered_result("attribution.answered", criterion, is_answered, unanswered, DOUBT, **place)
+    return mean_result("attribution.answer", logit, details=details, **place)
 
 
 def _layer_result(parts: pd.DataFrame, place: dict[str, Any]) -> Result:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,22 +12,17 @@ from torch import Tensor
 from headscope.decomposition.logit_attribution import LogitAttribution, attribute_logits
 from headscope.errors import BadInput
 from headscope.positions.model import Model
-from headscope.prompts.haystack import Haystack, Ids, decode_tokens
-from headscope.prompts.pair_sets import (
-    GENERATED_SETS,
-    PROMPT_SET,
-    PairSet,
-    check_set_names,
-    load_pair_set,
-    single_pair_set,
-)
+from headscope.prompts.answers import shows_answer
+from headscope.prompts.haystack import Ids, decode_tokens
+from headscope.prompts.pair_sets import PairSet, single_pair_set
 from headscope.prompts.pairs import TokenPair
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.config import MAX_PROMPT_TOKENS
 from headscope.study.context import StudyContext
 from headscope.study.prompt import read_prompt
-from probes.attribution.answers.schema import ANSWER_HEADS, ANSWER_PARTS, ANSWER_TOKENS
+from headscope.study.prompt_sets import PromptSets
+from probes.attribution.answers.schema import ANSWER_HEADS, ANSWER_METRIC, ANSWER_PARTS, ANSWER_TOKENS
 from probes.attribution.schema import AttributionOptions
 
 
@@ -45,77 +39,72 @@ class AnswerRunner:
 
     def __init__(self, options: AttributionOptions, context: StudyContext):
         self.options, self.context = options, context
-        self._pair_sets: dict[tuple[str, str], PairSet] = {}
+        self.sets = PromptSets(
+            context,
+            options.pairs,
+            count=options.count,
+            length=options.prompt_length,
+            metric="logprob",  # answers of one token
+            open_prompt=self._open_prompt if options.pairs is None else None,
+            check=self._check_pair,
+        )
 
     def cells(self) -> list[Cell]:
-        sources = self.options.pairs or [PROMPT_SET]
-        cells = []
-        for label in self.context.labels:
-            sets = [self._pair_set(label, source) for source in sources]
-            check_set_names(sets)
-            cells += [
-                Cell(
-                    f"{label}: {pairs.name}, {name}, answer",
-                    label,
-                    1.5 * pass_cost(self.options.prompt_length),
-                    AnswerWork(source, number),
-                )
-                for source, pairs in zip(sources, sets, strict=True)
-                for number, name in enumerate(pairs.pair_names)
-            ]
-        return cells
+        return [
+            Cell(
+                f"{label}: {pairs.name}, {name}, answer",
+                label,
+                1.5 * pass_cost(self.options.prompt_length),
+                AnswerWork(source, number),
+            )
+            for label in self.context.labels
+            for source, pairs in zip(self.sets.sources, self.sets.of_model(label), strict=True)
+            for number, name in enumerate(pairs.pair_names)
+        ]
 
     def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
-        pairs = self._pair_set(cell.model, cell.work.prompts)
+        pairs = self.sets.open(cell.model, cell.work.prompts)
         pair = pairs.build(cell.work.index)
         wrong = int(pair.wrong[0]) if len(pair.wrong) else None
         terms = attribute_logits(model, torch.from_numpy(pair.clean.astype(np.int64)), int(pair.answer[0]), wrong)
         keys = {"model": cell.model, "prompts": pairs.name, "pair": pair.name}
+        logit = float(terms.part_terms["logit", 0][-1])
+        is_alone = wrong is None or self.options.pairs is None  # means are over no other prompt
+        is_counted = is_alone or self.options.keep_failing or shows_answer(ANSWER_METRIC, logit)
         return {
-            ANSWER_HEADS.name: {**keys, **_head_rows(terms)},
-            ANSWER_PARTS.name: {**keys, **_part_rows(answer_parts(terms))},
+            ANSWER_HEADS.name: {**keys, **_head_rows(terms), "is_counted": is_counted},
+            ANSWER_PARTS.name: {**keys, **_part_rows(answer_parts(terms)), "is_counted": is_counted},
             ANSWER_TOKENS.name: _token_rows(self.context.tokenizer(cell.model), pair).assign(**keys),
         }
 
-    def _pair_set(self, label: str, source: str) -> PairSet:
-        """A set of prompts in the tokens of a model, recorded as an input of the study."""
-        if (label, source) not in self._pair_sets:
-            pairs = self._open_pair_set(label, source)
-            if source not in GENERATED_SETS:
-                for index in range(len(pairs)):
-                    _check_pair(pairs.build(index), self.context.tokenizer(label), needs_wrong=source != PROMPT_SET)
-            self.context.record_input(f"prompts '{source}'", [pairs.digest.encode()])
-            self._pair_sets[label, source] = pairs
-        return self._pair_sets[label, source]
-
-    def _open_pair_set(self, label: str, source: str) -> PairSet:
-        options, tokenizer = self.options, self.context.tokenizer(label)
-        if prompt := read_prompt(options):
-            return single_pair_set(
-                tokenizer,
-                prompt[1],
-                str(options.answer),
-                options.wrong or "",
-                template=options.template,
-                needs_one_token=True,
-                needs_wrong=False,
-            )
-        return load_pair_set(
-            source,
+    def _open_prompt(self, tokenizer: Any) -> PairSet:
+        """The prompt of the options as a set."""
+        prompt = read_prompt(self.options)
+        assert prompt is not None
+        return single_pair_set(
             tokenizer,
-            partial(self._haystacks, label),
-            count=options.count,
-            length=options.prompt_length,
-            seed=self.context.seed,
-            alignment="end",  # corrupted prompts are not run
-            metric="logprob",  # answers of one token
+            prompt[1],
+            str(self.options.answer),
+            self.options.wrong or "",
+            template=self.options.template,
+            needs_one_token=True,
+            needs_wrong=False,
         )
 
-    def _haystacks(self, label: str) -> list[Haystack]:
-        """The documents of the study as texts for needles."""
-        documents = self.context.documents(label, self.options.prompt_length)
-        return [Haystack(document.name, document.ids, self.context.tokenizer(label)) for document in documents]
+    def _check_pair(self, label: str, pair: TokenPair) -> None:
+        """Raise BadInput for a prompt that is too long, equal answers, or a pair of a set without a wrong answer."""
+        location = pair.location or "the prompt"
+        if len(pair.clean) > MAX_PROMPT_TOKENS:
+            raise BadInput(
+                f"{location}: the prompt has {len(pair.clean):,} tokens, and every row of it is stored. Use at most "
+                f"{MAX_PROMPT_TOKENS:,} tokens"
+            )
+        if np.array_equal(pair.answer, pair.wrong):
+            token = decode_tokens(self.context.tokenizer(label), pair.answer)
+            raise BadInput(f"{location}: answer and wrong answer are the same token '{token}'. Change one")
+        if self.options.pairs is not None and not len(pair.wrong):
+            raise BadInput(f"{location}: it has no wrong answer, which attribution compares with. Add 'wrong'")
 
 
 def answer_parts(terms: LogitAttribution) -> dict[tuple[str, int], Tensor]:
@@ -159,20 +148,3 @@ def _token_rows(tokenizer: Any, pair: TokenPair) -> pd.DataFrame:
 
     frame = pd.DataFrame({"position": np.arange(len(pair.clean)), "token": texts(pair.clean)})
     return frame.assign(answer=texts(pair.answer)[0], wrong="".join(texts(pair.wrong)))
-
-
-def _check_pair(pair: TokenPair, tokenizer: Any, needs_wrong: bool) -> None:
-    """Raise BadInput for a prompt that is too long, equal answers, or a pair of a file without a wrong answer."""
-    location = pair.location or "the prompt"
-    if len(pair.clean) > MAX_PROMPT_TOKENS:
-        raise BadInput(
-            f"{location}: the prompt has {len(pair.clean):,} tokens, and every row of it is stored. Use at most "
-            f"{MAX_PROMPT_TOKENS:,} tokens"
-        )
-    if np.array_equal(pair.answer, pair.wrong):
-        raise BadInput(
-            f"{location}: answer and wrong answer are the same token '{decode_tokens(tokenizer, pair.answer)}'. Change "
-            "one"
-        )
-    if needs_wrong and not len(pair.wrong):
-        raise BadInput(f"{location}: it has no wrong answer, which attribution compares with. Add 'wrong'")

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 
 from headscope.runs.column_metadata import Statistic
-from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
+from headscope.runs.columns import GROUP, HEAD, IS_COUNTED, LAYER, MODEL, Column, Table, key
 
 PROMPTS = key("prompts", "label", "", "set of prompts: a generated set, the name of a file, or prompt", None)
 PAIR_NAME = key("pair", "label", "", "name of the prompt within its set", None)
 ROW = key("position", "index32", "tokens", "row: the position in the prompt, from 0; the last one predicts the answer")
+ANSWER_METRIC = "logit_diff"
+"""The metric that says whether a model gives the answer of a pair."""
 CONTRIBUTION_MEANING = (
     "to the logit of the answer minus that of the wrong answer, or, without a wrong answer, minus the mean over the "
     "vocabulary; norms are frozen at their scale in this row, and a final soft cap is linearised"
@@ -25,6 +27,7 @@ ANSWER_HEADS = Table(
         GROUP,
         ROW,
         Column("contribution", "value", "logits", f"contribution {CONTRIBUTION_MEANING}"),
+        IS_COUNTED,
     ),
 )
 ANSWER_PARTS = Table(
@@ -47,6 +50,7 @@ ANSWER_PARTS = Table(
         key("layer", "index16", "", "decoder layer, from 0; 0 for terms of no layer"),
         ROW,
         Column("contribution", "value", "logits", f"contribution {CONTRIBUTION_MEANING}"),
+        IS_COUNTED,
     ),
 )
 ANSWER_TOKENS = Table(
@@ -71,7 +75,8 @@ STATISTICS: Mapping[str, Statistic] = {
         "direct logit attribution (answer)",
         "logits",
         "what the head adds directly to the logit of the answer minus that of the wrong answer, in the last row of the "
-        "prompt, mean over the pairs of all sets; negative if the head favours the wrong answer",
+        "prompt, mean over the pairs of all sets that count in every model (is_counted); negative if the head favours "
+        "the wrong answer",
         formula="(z_h W_h) · g ∘ (U_answer − U_wrong) / scale of the final norm",
         number_format="+.3f",
     )

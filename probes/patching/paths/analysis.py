@@ -1,6 +1,7 @@
 """Analysis of path patches: mean effects over pairs with intervals, and estimates of all paths.
 
-Every mean is over the pairs that count (`is_counted`). A path counts as exact if it was patched, else as estimated.
+Every effect is over the pairs that count (`is_counted`): the mean change of the metric divided by its mean difference
+between the prompts. A path counts as exact if it was patched, else as estimated.
 """
 
 from collections.abc import Sequence
@@ -11,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from headscope.effects.prompts import MAX_SUBSETS
 from headscope.effects.sweep import Effects, Sweep, sweep_effects, with_mean_estimates
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.run_tables import RunTables
+from probes.patching.analysis import with_difference
 from probes.patching.paths.schema import PATH_ENDS, PATH_ESTIMATES, PATH_KEYS, PATHS, PLACE_KEYS, TOGETHER
-from probes.patching.schema import MAX_SUBSETS
 
 PATH_COLUMNS = [column.name for column in (*PATH_KEYS, *PLACE_KEYS)]
 LAYER_AND_HEAD_COLUMNS = PATH_COLUMNS[:4]
@@ -30,6 +32,7 @@ SWEEP = Sweep(
     keys=("model", "prompts", "metric", "direction", "norms", "mlps"),
     sample="pair",
     value="effect",
+    weight="difference",
     units=("path",),
     methods=("exact", "estimate"),
 )
@@ -76,11 +79,12 @@ def _exact_effects(run: RunTables, model: str, sweep: Sweep = SWEEP) -> list[Eff
         pairs = rows.groupby("prompts", observed=True)["pair"].transform("nunique")
         rows = rows[pairs.between(2, MAX_SUBSETS)]
         rows = rows.assign(pair_name=rows["pair"])
-    return sweep_effects(rows[[*sweep.keys, sweep.sample, sweep.value, "path"]], sweep, [model])
+    columns = [*sweep.keys, sweep.sample, sweep.value, sweep.weight, "path"]
+    return sweep_effects(with_difference(rows)[columns], sweep, [model])
 
 
 def _estimates(run: RunTables, model: str) -> dict[tuple[Any, ...], pd.DataFrame]:
-    """The mean estimate of every path of each sweep, and the number of its pairs, by path number."""
+    """The estimate of every path of each sweep, and the number of its pairs, by path number."""
     if PATH_ESTIMATES.name not in run.tables:
         return {}
     places, everywhere = run.derived(_places), dict(zip(PLACE_COLUMNS, ANYWHERE, strict=True))
@@ -88,7 +92,10 @@ def _estimates(run: RunTables, model: str) -> dict[tuple[Any, ...], pd.DataFrame
     groups: Any = rows[rows["model"] == model].groupby([*SWEEP.keys], sort=False, observed=True)
     return {
         key: pd.DataFrame(
-            {"estimate": block["effect"].to_numpy(np.float64), "n": block["pairs"].to_numpy()},
+            {
+                "estimate": block["change"].to_numpy(np.float64) / block["difference"].to_numpy(np.float64),
+                "n": block["pairs"].to_numpy(),
+            },
             _path_numbers(block, places),
         )
         for key, block in groups

@@ -3,8 +3,8 @@
 from typing import Any
 
 from headscope.effects.results import sweep_questions
+from headscope.results.answers import answer_questions
 from headscope.results.questions import Question
-from probes.patching.pairs import pair_questions
 
 _SWEEP = "path patching, {direction}[, norms {other_norms}][, MLPs {other_mlps}], {prompts}"
 _SUBJECT = f"{_SWEEP}, in {{model}}"
@@ -18,13 +18,7 @@ EFFECT = Question(
 """The effect of one path."""
 
 QUESTIONS = (
-    *pair_questions("paths"),
-    Question(
-        name="paths.no_effects",
-        sentence="no pair counts, because its metric differs too little between the two prompts or the model does not "
-        "answer it, so there are no effects. Use other pairs, or --keep-failing",
-        level="warning",
-    ),
+    *answer_questions("paths", "pairs", has_corrupted=True),
     Question(
         name="paths.pair",
         sentence=f"{_SWEEP}, pair {{pair}}, in {{model}}: the strongest of the patched paths is {{path}}, {{value}}",

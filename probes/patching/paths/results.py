@@ -10,10 +10,12 @@ from headscope.effects.results import sweep_results
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_result
 from headscope.rendering.blocks import Overview
+from headscope.results.answers import answer_results
 from headscope.results.result import Result
 from headscope.runs.run import Run
+from probes.patching.effects import describe_min_difference
 from probes.patching.labels import path_name
-from probes.patching.pairs import pair_results
+from probes.patching.pairs import pair_metrics
 from probes.patching.paths import PROBE
 from probes.patching.paths.analysis import pair_sweeps, strongest_paths, sweeps, sweeps_of_model
 from probes.patching.paths.schema import LOGITS, PATH_ESTIMATES, PATHS
@@ -24,7 +26,9 @@ def results(run: Run) -> Iterator[Result]:
     if not has_paths(run):
         return
     if PATHS.name in run.tables:  # estimates do not store the metrics of pairs
-        yield from pair_results(run, "paths", PATHS.name)
+        metrics = run.derived(pair_metrics, PATHS.name)
+        limits = {name: describe_min_difference(name) for name in metrics["metric"].unique()}
+        yield from answer_results("paths", metrics, limits=limits)
     all_sweeps = sweeps(run)
     if not all_sweeps:
         yield Result(question="paths.no_effects")

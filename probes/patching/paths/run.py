@@ -1,6 +1,6 @@
 """Runner of path patching: estimates and exact patches of one prompt pair of one model per cell."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -12,24 +12,26 @@ from torch import Tensor
 from headscope.effects.ranking import select_units
 from headscope.errors import BadInput
 from headscope.heads import format_head
-from headscope.interventions.heads import heads_by_layer
+from headscope.interventions.heads import ALL_HEADS as EVERY_HEAD
+from headscope.interventions.heads import layer_heads
 from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import Direction, PairRuns
 from headscope.interventions.path_patching import LayerIndexHead, Path, PathModel, PathPatching, PathSpan, inspect_paths
 from headscope.positions.model import Model
-from headscope.prompts.pair_sets import GENERATED_SETS, PairSet, check_set_names
 from headscope.prompts.pairs import TokenPair
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.arrow import Rows
-from headscope.study.cells import Cell, pass_cost
+from headscope.study.cells import Cell
 from headscope.study.context import StudyContext
-from probes.patching.effects import effect_columns
+from headscope.study.named_heads import NamedHeads
+from probes.patching.effects import effect_columns, is_normalised
 from probes.patching.pair_cells import (
     RESIDUAL_STREAM_MEMORY_BYTES,
     PairWork,
+    SetCost,
+    cells_of_sets,
     counts_pair,
-    open_pair_set,
-    pair_cells,
+    open_pair_sets,
     refuse_swapped_answers,
 )
 from probes.patching.paths.schema import (
@@ -62,25 +64,31 @@ class PathsRunner:
 
     def __init__(self, options: PathsOptions, context: StudyContext):
         self.options, self.context = options, context
-        self._pair_sets: dict[tuple[str, str], PairSet] = {}
+        self.sets = open_pair_sets(context, options, lambda label, pair: self._placed_paths([], pair))
+        self._named_heads = {
+            option: NamedHeads(context, names, options.weights, option)
+            for option, names in (("senders", options.senders), ("receivers", options.receivers))
+            if names != ALL_HEADS
+        }
         self._path_models: dict[str, PathModel] = {}
         self._selections: dict[tuple[str, str], dict[str, list[Path]]] = {}
         self._checked_sets: set[tuple[str, str]] = set()
 
     def cells(self) -> list[Cell]:
         for label in self.context.labels:  # reports mistakes in prompts before any model is opened
-            check_set_names([self._pair_set(label, source) for source in self.options.pairs])
-        return [
-            cell
-            for label in self.context.labels
-            for source in self.options.pairs
-            for cell in self._set_cells(label, source, len(self._paths(self.context.model(label))))
-        ]
+            self.sets.of_model(label)
+        costs = []
+        for label in self.context.labels:
+            model = self.context.model(label)
+            for heads in self._named_heads.values():
+                heads.check(model, label)
+            costs += [self._cost(label, source, model) for source in self.sets.sources]
+        return [*cells_of_sets(costs, self.options)]
 
     def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         work: PairWork = cell.work
-        pairs = self._pair_set(cell.model, work.prompts)
+        pairs = self.sets.open(cell.model, work.prompts)
         if (cell.model, work.prompts) not in self._checked_sets:
             refuse_swapped_answers(model, pairs, work.prompts, self.options)
             self._checked_sets.add((cell.model, work.prompts))
@@ -117,28 +125,28 @@ class PathsRunner:
             return {PATHS.name: table.assign(pair=pair.name, group=pair.group, mlps_recomputed=mlps_recomputed)}
         return {PATH_ESTIMATES.name: table} if len(table) else {}
 
-    def _set_cells(self, label: str, source: str, path_count: int) -> Iterator[Cell]:
-        """Cells of one model and one set."""
-        pairs, options = self._pair_set(label, source), self.options
-        if options.method == "verify":
-            path_count = (options.verify_top + options.verify_random) * len(options.through)
-        length = max(len(pairs.build(0).clean), 1)
+    def _cost(self, label: str, source: str, model: Model) -> SetCost:
+        pairs, options = self.sets.open(label, source), self.options
+        length, paths, directions = len(pairs.build(0).clean), len(self._paths(model)), len(options.directions)
         for names in (options.sender_positions, options.receiver_positions):
-            path_count *= len({*names} - {EACH}) + (length if EACH in names else 0)
-        costs = {"estimate": ESTIMATE_COST, "exact": 3 + PATCH_COST * path_count}
-        steps = costs if options.method == "verify" else [options.method]
-        cost = len(options.directions) * pass_cost(length)
-        return pair_cells(label, source, pairs, {step: costs[step] * cost for step in steps})
+            paths *= len({*names} - {EACH}) + (length if EACH in names else 0)
+        verified = (options.verify_top + options.verify_random) * len(options.through)
+        return SetCost(
+            *(label, source, pairs, model),
+            all_exact=directions * (3 + PATCH_COST * paths),
+            estimate=directions * ESTIMATE_COST,
+            verified=directions * (3 + PATCH_COST * verified),
+        )
 
     def _estimate_rows(
         self, patching: PathPatching, replay: PairRuns, model: Model, direction: Direction
     ) -> pd.DataFrame:
         """Estimates of all chosen paths as rows; none if the metric of the two prompts differs too little."""
-        paths, unpatched = self._paths(model), replay.unpatched_value(direction)
-        patched = unpatched + _estimates_of(paths, *patching.estimate())
-        columns = effect_columns(patched, replay.clean_value, replay.corrupted_value, direction, replay.metric_name)
-        rows = _path_columns(model, paths).assign(effect=columns["effect"], pairs=1)
-        return rows if columns["is_normalised"] else rows.iloc[:0]
+        paths, changes = self._paths(model), _estimates_of(self._paths(model), *patching.estimate())
+        clean, corrupted = replay.clean_value, replay.corrupted_value
+        difference = clean - corrupted if direction == "denoising" else corrupted - clean
+        rows = _path_columns(model, paths).assign(change=changes, difference=difference, pairs=1)
+        return rows if is_normalised(clean, corrupted, replay.metric_name) else rows.iloc[:0]
 
     def _exact_rows(
         self,
@@ -175,8 +183,8 @@ class PathsRunner:
 
     def _paths(self, model: Model) -> list[Path]:
         """All paths between the chosen senders and receivers. Raises BadInput for a head without any."""
-        senders = self._heads(model, self.options.senders)
-        receivers = [] if self.options.through == ["logits"] else self._heads(model, self.options.receivers)
+        senders = self._heads(model, "senders")
+        receivers = [] if self.options.through == ["logits"] else self._heads(model, "receivers")
         to_logits = "logits" in self.options.through
         _check_order(model, senders, receivers, self.options, to_logits)
         inputs = [name for name in RECEIVER_INPUTS if name in self.options.through]
@@ -187,11 +195,10 @@ class PathsRunner:
             paths += [Path(sender, members, name) for name in inputs for members in sets]
         return paths + ([Path(sender, (), "logits") for sender in senders] if to_logits else [])
 
-    def _heads(self, model: Model, names: list[str]) -> list[LayerIndexHead]:
-        geometry = model.geometry
-        if names == ALL_HEADS:
-            return [(layer, head) for layer, heads in enumerate(geometry.layer_heads) for head in range(heads)]
-        return [(layer, head) for layer, members in heads_by_layer(model, names).items() for head in members]
+    def _heads(self, model: Model, option: str) -> list[LayerIndexHead]:
+        """The heads that an option names, or all."""
+        named = self._named_heads.get(option)
+        return [*layer_heads(model, EVERY_HEAD if named is None else named.identifiers)]
 
     def _selection(self, label: str, model: Model, work: PairWork) -> dict[str, list[Path]]:
         """The paths to patch exactly, by direction."""
@@ -220,27 +227,18 @@ class PathsRunner:
             job_id = f"paths/{cell}"
             if PATH_ESTIMATES.name in self.context.stored_tables(job_id):
                 rows = self.context.read_stored(job_id, PATH_ESTIMATES.name)
-                rows = rows.astype({"direction": str, "through": str, "effect": "float64"})
-                effects = rows.set_index(["direction", *PATH_COLUMNS])["effect"].pow(2)
-                sums = effects if sums is None else sums + effects
+                rows = rows.astype({"direction": str, "through": str, "change": "float64"})
+                squares = rows.set_index(["direction", *PATH_COLUMNS])["change"].pow(2)
+                sums = squares if sums is None else sums + squares
         if sums is None:
-            paths = _path_columns(model, self._paths(model)).assign(effect=0.0)
+            paths = _path_columns(model, self._paths(model)).assign(change=0.0)
             return pd.concat([paths.assign(direction=name) for name in self.options.directions], ignore_index=True)
         return sums.reset_index()
 
-    def _pair_set(self, label: str, source: str) -> PairSet:
-        """A set of pairs in the tokens of a model."""
-        if (label, source) not in self._pair_sets:
-            pairs = open_pair_set(self.context, self.options, label, source)
-            for number in range(len(pairs) if source not in GENERATED_SETS else 1):
-                self._placed_paths([], pairs.build(number))  # refuses a pair that lacks a span
-            self._pair_sets[label, source] = pairs
-        return self._pair_sets[label, source]
-
 
 def select_paths(squares: pd.DataFrame, options: PathsOptions, seed: Sequence[int]) -> list[dict[Any, Any]]:
-    """The paths that verify patches exactly; `effect` is the sum of the squared estimates of all pairs."""
-    return squares.iloc[select_units(squares["effect"], options.verify_top, options.verify_random, seed)].to_dict(
+    """The paths that verify patches exactly; `change` is the sum of the squared estimates of all pairs."""
+    return squares.iloc[select_units(squares["change"], options.verify_top, options.verify_random, seed)].to_dict(
         "records"
     )
 

@@ -1,21 +1,21 @@
 """Options and stored tables of path patching."""
 
-from typing import Annotated, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from headscope.errors import OptionError, OptionName
-from headscope.heads import HeadSet
+from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.token_positions import ALL_TOKENS
-from headscope.runs.columns import MODEL, Column, Table, key
-from headscope.study.python_options import ACCEPTS_POSITIONS
+from headscope.runs.columns import ANSWER_METRIC, MODEL, Column, Table, key
+from headscope.study.answer_options import HEADS_HELP, HeadNames, PositionNames
 from probes.patching.schema import (
     DIRECTION,
     MAX_UNITS,
-    METRIC,
     PAIR_NAME,
     PROMPTS,
     VALUES,
+    Method,
     PairOptions,
 )
 
@@ -29,18 +29,19 @@ TOGETHER = -2
 ALL_HEADS = ["all"]
 ALL_POSITIONS = [ALL_TOKENS]
 
-_Positions = Annotated[list[Annotated[str, Field(min_length=1)]], ACCEPTS_POSITIONS]
-
 
 class PathsOptions(PairOptions):
     """Path patching: change what one head receives from one earlier head, or the logits from one head."""
 
-    senders: list[str] = Field(
-        ALL_HEADS, min_length=1, description="heads that paths start from, such as L18H6; or all"
+    senders: HeadNames = Field(
+        ALL_HEADS, min_length=1, description=f"heads that paths start from, such as L18H6; all; {HEADS_HELP}"
     )
-    receivers: list[str] = Field(
-        ALL_HEADS, min_length=1, description="heads in later layers that paths lead to, such as L23H3; or all"
+    receivers: HeadNames = Field(
+        ALL_HEADS,
+        min_length=1,
+        description="heads in later layers that paths lead to, such as L23H3; all; or file: and run:, as in --senders",
     )
+    weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
     through: list[PathEnd] = Field(
         [*PATH_ENDS],
         min_length=1,
@@ -61,41 +62,57 @@ class PathsOptions(PairOptions):
         False,
         description="patch the named receivers of a sender together, those in later layers than it; for method exact",
     )
-    sender_positions: _Positions = Field(
+    sender_positions: PositionNames = Field(
         ALL_POSITIONS,
         min_length=1,
         description="positions at which the sender changes: all together; each: every position separately; NAME: a "
         "named span, last, a token such as 3 or -1, or a range such as -4:; for method exact",
     )
-    receiver_positions: _Positions = Field(
+    receiver_positions: PositionNames = Field(
         ALL_POSITIONS,
         min_length=1,
         description="positions at which q, k or v of the receiver follow, as in --sender-positions; for method exact",
     )
-    method: Literal["exact", "estimate", "verify"] = Field(
-        "verify",
+    method: Method = Field(
+        "auto",
         description="exact: patch every path; estimate: all paths from gradients; verify: estimate all, patch those of "
-        "--verify-top and --verify-random",
+        "--verify-top and --verify-random; auto: exact where only exact is possible, or if that takes less than a "
+        "minute on two cores, else verify",
     )
     verify_top: int = Field(
         10,
         ge=1,
         le=MAX_UNITS,
-        description="for verify: number of paths to patch exactly, those with the largest root mean square estimate "
-        "over pairs, per model, set, direction and input (q, k, v, logits)",
+        description="for verify: number of paths to patch exactly, those whose estimates change the metric most "
+        "(root mean square over pairs), per model, set, direction and input (q, k, v, logits)",
     )
     verify_random: int = Field(
         5, ge=0, le=MAX_UNITS, description="for verify: number of other paths to patch exactly, drawn at random"
     )
 
-    @field_validator("senders", "receivers")
-    @classmethod
-    def _check_heads(cls, value: list[str]) -> list[str]:
-        return value if value == ALL_HEADS else HeadSet.parse(value).identifiers
+    @property
+    def needs_exact(self) -> bool:
+        return super().needs_exact or self._has_no_gradient or bool(self._exact_options)
+
+    @property
+    def _has_no_gradient(self) -> bool:
+        """Whether the metric's gradient is 0 in a run that is patched."""
+        return self.metric == "kl" and "noising" in self.directions
+
+    @property
+    def _exact_options(self) -> list[str]:
+        """The options that are set of what only exact patches do."""
+        is_set = {
+            "mlps": self.mlps == "recomputed",
+            "together": self.together,
+            "sender_positions": self.sender_positions != ALL_POSITIONS,
+            "receiver_positions": self.receiver_positions != ALL_POSITIONS,
+        }
+        return [name for name in is_set if is_set[name]]
 
     @model_validator(mode="after")
     def _check_gradient(self) -> Self:
-        if self.metric == "kl" and "noising" in self.directions and self.method != "exact":
+        if self._has_no_gradient and self.method in ("estimate", "verify"):
             raise ValueError(
                 "kl cannot be estimated for noising: its gradient is 0 in the clean run. Use method exact, or another "
                 "metric"
@@ -104,19 +121,13 @@ class PathsOptions(PairOptions):
 
     @model_validator(mode="after")
     def _check_exact(self) -> Self:
-        for name, is_set in (
-            ("mlps", self.mlps == "recomputed"),
-            ("together", self.together),
-            ("sender_positions", self.sender_positions != ALL_POSITIONS),
-            ("receiver_positions", self.receiver_positions != ALL_POSITIONS),
-        ):
-            if is_set and self.method != "exact":
-                raise OptionError(
-                    "{option} is for method exact, not {value}: estimates are of direct paths to one head, at all "
-                    "positions. Use method exact, or remove {option}",
-                    option=OptionName(name),
-                    value=self.method,
-                )
+        if self._exact_options and self.method in ("estimate", "verify"):
+            raise OptionError(
+                "{option} is for method exact, not {value}: estimates are of direct paths to one head, at all "
+                "positions. Use method exact, or remove {option}",
+                option=OptionName(self._exact_options[0]),
+                value=self.method,
+            )
         if self.together and (self.receivers == ALL_HEADS or self.through == ["logits"]):
             raise OptionError("{together} is for named receivers. Name {receivers} and q, k or v, or remove {together}")
         return self
@@ -164,19 +175,26 @@ MLPS_RECOMPUTED = Column(
 PATHS = Table(
     "paths",
     "metric of one prompt of a pair when one head receives from one earlier head what it sends in the other run",
-    (MODEL, PROMPTS, PAIR_NAME, *PATH_KEYS, *PLACE_KEYS, DIRECTION, METRIC, NORMS, MLPS_RECOMPUTED, *VALUES),
+    (MODEL, PROMPTS, PAIR_NAME, *PATH_KEYS, *PLACE_KEYS, DIRECTION, ANSWER_METRIC, NORMS, MLPS_RECOMPUTED, *VALUES),
 )
 PATH_ESTIMATES = Table(
     "path_estimates",
-    "estimates of all paths from gradients: mean over the pairs that count (is_counted of the table paths)",
+    "estimates of all paths from gradients: means over the pairs that count (is_counted of the table paths), whose "
+    "ratio is the effect",
     (
         MODEL,
         PROMPTS,
         *PATH_KEYS,
         DIRECTION,
-        METRIC,
+        ANSWER_METRIC,
         NORMS,
-        Column("effect", "value", "", "estimate of the effect of the table `paths`, of first order in the sender"),
+        Column("change", "value", "logits, nats", "estimated change of the metric, of first order in the sender"),
+        Column(
+            "difference",
+            "value",
+            "logits, nats",
+            "change of the metric if it became that of the run that the path comes from",
+        ),
         Column("pairs", "count", "pairs", "number of pairs that were averaged", 1),
     ),
     mean_over_cells="pairs",

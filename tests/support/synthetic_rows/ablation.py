@@ -16,7 +16,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     for number in range(sizes.docs):
         rng = np.random.default_rng([sizes.seed, model_index, number])
         keys: dict[str, Any] = {"model": model, "prompts": "ioi", "pair": f"ioi {number}", "metric": "logprob"}
-        keys["metric_before"] = -1.0
+        keys |= {"metric_before": -1.0, "is_counted": True}
         blocks, sets = [], []
         for name in KINDS:
             kind = "streaming:64+256" if name == "streaming" else name

@@ -54,8 +54,8 @@ def answer_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[s
         yield (
             f"ioi {number}",
             {
-                ANSWER_HEADS.name: heads.drop(columns="growth"),
-                ANSWER_PARTS.name: pd.concat([terms, logit], ignore_index=True).assign(**keys),
+                ANSWER_HEADS.name: heads.drop(columns="growth").assign(is_counted=True),
+                ANSWER_PARTS.name: pd.concat([terms, logit], ignore_index=True).assign(is_counted=True, **keys),
                 ANSWER_TOKENS.name: tokens.assign(answer=" Mary", wrong=" John", **keys),
             },
         )

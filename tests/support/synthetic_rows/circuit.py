@@ -15,6 +15,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     """One cell: a circuit of three heads with most of the logit difference of every prompt."""
     rng = np.random.default_rng([sizes.seed, model_index])
     keys: dict[str, Any] = {"model": model, "prompts": "ioi", "complement": "mean:prompts", "metric": "logit_diff"}
+    keys["is_counted"] = True
     heads, subsets, members = sizes.units.drop(columns="growth").head(3), [], []
     for number in range(sizes.docs):
         keys["pair"] = f"ioi {number}"

@@ -21,7 +21,8 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         rng = np.random.default_rng([sizes.seed, model_index, number])
         keys: dict[str, Any] = {"model": model, "prompts": "ioi", "direction": "denoising", "metric": "logit_diff"}
         keys |= {"norms": "frozen"}
-        estimates = paths.assign(effect=true_effect + rng.normal(0, 0.02, len(paths)), pairs=1, **keys)
+        changes = 3 * (true_effect + rng.normal(0, 0.02, len(paths)))
+        estimates = paths.assign(change=changes, difference=3.0, pairs=1, **keys)
         patched = -1 + 3 * (true_effect.iloc[chosen] + rng.normal(0, 0.01, len(chosen)))
         columns = effect_columns(patched, 2.0, -1.0, "denoising")
         pair: dict[str, Any] = {"pair": f"ioi {number}", "group": "", "mlps_recomputed": False}

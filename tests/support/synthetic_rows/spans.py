@@ -37,7 +37,9 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         rows["span_lookback"] = heads.assign(**keys, key="prompt", ratio=ratio, rows=4)
         metrics = {"metric": ["logprob", "lead"], "plain": [-2.0 - rng.random(), rng.normal()]}
         steered = [metrics["plain"][0] + 0.5, metrics["plain"][1] + 1]
-        rows["span_steering"] = {**keys, "key": "context", "alpha": 0.01, **metrics, "steered": steered}
+        is_counted = [metrics["plain"][0] > np.log(0.01), metrics["plain"][1] > 0]
+        columns = {**metrics, "steered": steered, "is_counted": is_counted}
+        rows["span_steering"] = {**keys, "key": "context", "alpha": 0.01, **columns}
         if doc == 0:
             rows |= _synthetic_text(sizes, model, name)
         yield name, rows

@@ -1,0 +1,58 @@
+"""Options that the commands about answers to prompts share: sets of prompts, metric, which prompts count, positions."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from headscope.head_names import head_names, names_of_heads
+from headscope.study.config import Options
+from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS, STORES_NAME
+
+PAIRS_HELP = (
+    "sets of prompt pairs: ioi (with one corruption: ioi:other, ioi:swap, ioi:abc), greater-than, induction, needle, "
+    "or a JSON lines file with the keys name, clean, corrupted, answer, wrong, group, spans, corrupted_answer"
+)
+METRIC_HELP = (
+    "logit_diff: logit of the answer minus logit of the wrong answer; logprob: log-probability of the answer in nats; "
+    "kl: KL(clean || run) at the last prompt token in nats; nll: mean loss of the answer's tokens in nats/token, for "
+    "answers of one or several tokens; prob_diff: probability of the answer minus that of the wrong answer; rank: "
+    "number of tokens with a larger logit than the answer, without a gradient. In Python also a function of the logits "
+    "and the pair"
+)
+HEADS_HELP = "file:FILE: a saved head set; run:FOLDER:STATISTIC:COUNT[:MODEL]: the top heads of a run"
+PLACES_HELP = "a named span of every pair such as subject or last, a token such as 3 or -1, or a range such as -4:"
+"""How positions are named."""
+
+PairSources = list[Annotated[str, Field(min_length=1)]]
+AnswerMetric = Annotated[
+    Literal["logit_diff", "logprob", "kl", "nll", "prob_diff", "rank"], ACCEPTS_FUNCTION, STORES_NAME
+]
+
+
+def _split(value: Any) -> Any:
+    """A text such as "L18H6,L3H1" as names; of a HeadSet and of pairs (layer, head) the names."""
+    return head_names(value.split(",") if isinstance(value, str) and ":" not in value else value)
+
+
+HeadNames = Annotated[list[str], BeforeValidator(_split), AfterValidator(names_of_heads)]
+PositionNames = Annotated[list[Annotated[str, Field(min_length=1)]], ACCEPTS_POSITIONS]
+
+
+class PromptSetOptions(Options):
+    """Sets of prompts with answers, and which of their prompts count."""
+
+    pairs: PairSources | None = Field(None, min_length=1, description=f"instead of a prompt, {PAIRS_HELP}")
+    count: int = Field(32, ge=1, le=1_000_000, description="number of pairs of a generated set")
+    keep_failing: bool = Field(
+        False,
+        description="keep prompts in means to which the unchanged model does not give the answer (logit_diff and "
+        "prob_diff: not above 0; logprob and nll: less than 1 % per token), and pairs whose two prompts prefer the "
+        "same answer",
+    )
+
+
+class AnswerOptions(PromptSetOptions):
+    """Sets of prompts of some length, and the metric of their answers."""
+
+    length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the sets induction and needle")
+    metric: AnswerMetric = Field("logit_diff", description=METRIC_HELP)

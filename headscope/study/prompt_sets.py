@@ -1,0 +1,74 @@
+"""The sets of prompts of a probe, in the tokens of every model."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headscope.prompts.haystack import Haystack
+from headscope.prompts.pair_sets import GENERATED_SETS, PROMPT_SET, PairSet, check_set_names, load_pair_set
+from headscope.prompts.pairs import Alignment, TokenPair, stored_metric_name
+from headscope.study.context import StudyContext
+
+
+class PromptSets:
+    """Sets of prompts, each opened once for a model and recorded as an input of the study.
+
+    `sources` are generated sets and files; None is the one set that `open_prompt` makes with a tokenizer. `alignment`
+    is "free" for a probe that patches nothing, so that the prompts of a pair may differ in length. `check`
+    raises BadInput for a pair, by label and pair: for every pair of a file, and the first one of a generated set.
+    Needles lie in `documents` of a model, by default those of the study.
+    """
+
+    def __init__(
+        self,
+        context: StudyContext,
+        sources: Sequence[str] | None,
+        *,
+        count: int,
+        length: int,
+        metric: Any,
+        alignment: Alignment = "free",
+        open_prompt: Callable[[Any], PairSet] | None = None,
+        check: Callable[[str, TokenPair], Any] = lambda label, pair: None,
+        documents: Callable[[str], Sequence[Any]] | None = None,
+    ):
+        self.context, self.sources = context, [*sources] if sources is not None else [PROMPT_SET]
+        self._count, self._length, self._alignment = count, length, alignment
+        self._metric = stored_metric_name(metric)
+        self._open_prompt, self._check = open_prompt, check
+        self._documents = documents or (lambda label: context.documents(label, length))
+        self._opened: dict[tuple[str, str], PairSet] = {}
+
+    def of_model(self, label: str) -> list[PairSet]:
+        """All sets of a model, in the order of `sources`. Raises BadInput for two of one name."""
+        sets = [self.open(label, source) for source in self.sources]
+        check_set_names(sets)
+        return sets
+
+    def open(self, label: str, source: str) -> PairSet:
+        """A set in the tokens of a model."""
+        if (label, source) not in self._opened:
+            pairs = self._load(label, source)
+            for number in range(1 if source in GENERATED_SETS else len(pairs)):
+                self._check(label, pairs.build(number))
+            self.context.record_input(f"prompts '{source}'", [pairs.digest.encode()])
+            self._opened[label, source] = pairs
+        return self._opened[label, source]
+
+    def _load(self, label: str, source: str) -> PairSet:
+        tokenizer = self.context.tokenizer(label)
+        if self._open_prompt is not None:
+            return self._open_prompt(tokenizer)
+
+        def haystacks() -> list[Haystack]:
+            return [Haystack(document.name, document.ids, tokenizer) for document in self._documents(label)]
+
+        return load_pair_set(
+            source,
+            tokenizer,
+            haystacks,
+            count=self._count,
+            length=self._length,
+            seed=self.context.seed,
+            alignment=self._alignment,
+            metric=self._metric,
+        )
