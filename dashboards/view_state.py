@@ -14,7 +14,15 @@ from headscope.errors import BadInput
 from headscope.heads import Head, HeadSet, parse_unit
 from headscope.rendering.assembly import run_statistics
 from headscope.runs.aggregation import HEAD_KEYS
-from headscope.runs.column_metadata import capitalise, format_number, heads_with_role, measured_roles, statistic
+from headscope.runs.column_metadata import (
+    capitalise,
+    exceeds,
+    falls_below,
+    format_number,
+    heads_with_role,
+    measured_roles,
+    statistic,
+)
 from headscope.runs.run import Run
 from headscope.runs.summary import default_model, default_models, longest_ess_column_of
 
@@ -129,8 +137,8 @@ class ViewState:
         if self.role:
             passes &= heads_with_role(rows, self.role)
         if self.statistic_name in rows:
-            passes &= ~(rows[self.statistic_name] < (-math.inf if self.min_value is None else self.min_value))
-            passes &= ~(rows[self.statistic_name] > (math.inf if self.max_value is None else self.max_value))
+            passes &= ~falls_below(rows[self.statistic_name], -math.inf if self.min_value is None else self.min_value)
+            passes &= ~exceeds(rows[self.statistic_name], math.inf if self.max_value is None else self.max_value)
         columns = ["layer", "head"]
         if self.set_name:
             passes &= pd.MultiIndex.from_frame(rows[["layer", "head"]]).isin([*self.head_sets[self.set_name]])

@@ -15,9 +15,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from support import families
+from support import eager_reference, families
 from support.harness_tasks import write_colours
-from support.measure_laws import geometry_of, random_record
+from support.measure_laws import geometry_of, random_record, weights
 from support.refusals import assert_names
 from support.tiny_studies import StopsAfter, contents, save_checkpoint, save_texts
 
@@ -125,7 +125,42 @@ def test_a_wider_window_hides_less_and_one_as_long_as_the_text_hides_nothing(
     assert 0 <= narrow.min() <= narrow.max() <= 1
     for wider in (StreamingWindow(sink + more, recent), StreamingWindow(sink, recent + more)):
         assert (far_mass(record, rows, wider) <= narrow + 1e-5).all()
-    assert far_mass(record, rows, StreamingWindow(sink, 24)).max() < 1e-5
+    assert (far_mass(record, rows, StreamingWindow(sink, 24)) == 0).all()
+
+
+@given(
+    seed=st.integers(0, 999),
+    length=st.integers(1, 60),
+    streaming=st.builds(StreamingWindow, st.integers(0, 12), st.integers(1, 40)),
+    rule=st.sampled_from([{}, {"chunk_size": 16}, {"softcap": 5.0}, {"sink": torch.tensor([0.0, 1, 2, 3])}]),
+    window=st.none() | st.integers(1, 40),
+)
+def test_far_mass_is_the_sum_over_far_keys_and_exactly_zero_without_one(
+    seed: int, length: int, streaming: StreamingWindow, rule: dict[str, Any], window: int | None
+) -> None:
+    record = random_record(geometry_of(windows=(window,)), length, seed, **rule)
+    position = torch.arange(length)
+    is_far = (position >= streaming.sink) & (position[:, None] - position >= streaming.recent)
+    is_far &= eager_reference.visible(length, window, rule.get("chunk_size"))
+    actual = far_mass(record, np.arange(length), streaming)
+    expected = (weights(record).double() * is_far).sum(-1)
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=1e-6)
+    assert ((actual > 0) == is_far.any(-1)).all()
+
+
+@pytest.mark.parametrize("family", ["mistral-sliding", "gemma2"])
+def test_layers_in_which_nothing_is_far_stream_first_by_layer_and_group_on_every_machine(family: str) -> None:
+    model = hs.load((families.SPECS | families.OTHERS)[family].build())
+    ids = torch.randint(3, families.VOCAB, (64,), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = pd.DataFrame(passes.scores_and_losses(model, ids, StreamingWindow(2, families.WINDOW), None, 0)[0])
+    is_windowed = rows["layer"].map(dict(enumerate(model.geometry.windows))).notna()
+    assert (rows.loc[is_windowed, ["far_mass", "far_mass_se", "local_mass_se"]] == 0).all(axis=None)
+    assert (rows.loc[is_windowed, "local_mass"] == 1).all()
+    assert (rows.loc[~is_windowed, "far_mass"] > 0).all()
+    units = rows.loc[is_windowed, ["layer", "kv_group"]].drop_duplicates().to_numpy().tolist()
+    for order in ("far-mass", "local-mass"):
+        ranks = rank_groups(measured_scores(rows, order), "max").sort_values("rank")
+        assert ranks[["layer", "kv_group"]].to_numpy().tolist()[: len(units)] == sorted(units)
 
 
 @given(
@@ -318,6 +353,7 @@ def test_shares_and_summaries(run: Run) -> None:
     assert lowest_groups(ranks, 2) == {0: (1,), 1: (0,)}
     changes = pd.DataFrame({0.0: [0.0, 0, 0], 0.5: [0.005, 0.02, 0], 1.0: [0.02, 0.001, 0]})
     assert largest_shares(changes, 0.01).tolist() == [0.5, 0, 1]
+    assert largest_shares(changes, 0.005 * (1 - 2e-7)).tolist() == [0.5, 0, 1], "a rise on the bound is within it"
     table = summaries(run)
     block = loss_changes(run).loc[("base", 64, "far-mass")]
     by_hand = 0.125 * block[0.25] + 0.125 * (block[0.25] + block[0.5]) + 0.25 * (block[0.5] + block[1.0])

@@ -163,6 +163,25 @@ def test_statistic_of_the_weights_is_decided_by_its_value() -> None:
     assert run_checks(run, [check])[0].outcome == "passes"
 
 
+@pytest.mark.parametrize("value", [np.float32(0.7), np.nextafter(np.float32(0.7), np.float32(1)), 0.7])
+@pytest.mark.parametrize("bound", [{"at_least": 0.7}, {"at_most": 0.7}])
+def test_a_value_on_the_bound_passes(value: float, bound: dict[str, float]) -> None:
+    run = fake_run([], ["base"], heads=heads(ov_copying=[float(value)]))
+    assert run_checks(run, [Check.model_validate({"statistic": "ov_copying", "head": "0.0", **bound})])[0].outcome == (
+        "passes"
+    )
+
+
+def test_written_checks_leave_out_a_head_whose_interval_ends_on_the_threshold_of_a_role(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("headscope.results.check_file.results_of_all_models", lambda run: run.results)
+    low = float(np.nextafter(np.float32(0.5), np.float32(1)))
+    table = heads(induction_token=[0.9, 0.6], induction_token_low=[0.8, low], induction_token_high=[1.0, 0.7])
+    write_checks(fake_run([], ["base"], heads=table), tmp_path / "checks.yaml")
+    assert [check.at_least for check in read_checks(tmp_path / "checks.yaml")] == [1]
+
+
 def test_too_few_documents_leave_a_statistic_undecided() -> None:
     missing = dict.fromkeys(("induction_token_low", "induction_token_high"), [math.nan] * 4)
     found = check_heads(heads(**INDUCTION | missing), median=True, at_least=0)

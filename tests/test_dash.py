@@ -108,6 +108,14 @@ def test_filters_by_one_model_apply_to_all_models(run: Run):
         assert block[["layer", "head"]].to_numpy().tolist() == expected.to_numpy().tolist()
 
 
+def test_a_value_on_the_bound_of_a_filter_passes_whatever_its_rounding(run: Run):
+    heads = pd.DataFrame({"model": "yarn", "layer": 0, "head": range(3), "growth": [0.1, 0.2, 0.3]})
+    for column in (heads["growth"], heads["growth"].astype("float32")):
+        for low, high in (("0.1", "0.2"), ("0.2", "0.3"), ("0.20000001", "0.3")):
+            query = {"model": "yarn", "stat": "growth", "min": low, "max": high}
+            assert len(ViewState.from_query(query, run).filter_heads(heads.assign(growth=column))) == 2
+
+
 @pytest.mark.slow
 def test_masked_heads_keep_their_rows_and_lose_their_values(run: Run):
     view = ViewState.from_query({"layers": "0-1"}, run)

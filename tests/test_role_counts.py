@@ -5,7 +5,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from support.fake_runs import fake_run
 
+from headscope.results.check_file import Check
+from headscope.results.checks import run_checks
 from headscope.results.collection import all_results
 from headscope.runs.column_metadata import exceeds, falls_below, heads_with_role, roles
 from headscope.runs.run import Run
@@ -13,6 +16,7 @@ from headscope.runs.summary import default_models
 from probes.detectors.analysis import KIND_COLUMNS, role_name
 from probes.needle.analysis import retrieval_summary, scores_by_group
 from probes.needle.head_columns import RETRIEVAL_THRESHOLD
+from probes.weights.results import _value_results as value_results
 
 EXAMPLES = Path(__file__).parents[1] / "headscope" / "examples"
 RUNS = sorted(path.parent for path in EXAMPLES.glob("2*/run.json"))
@@ -26,6 +30,24 @@ def test_a_value_on_the_threshold_neither_exceeds_it_nor_falls_below_it(value: f
     values = pd.Series([value, 0.1001, 0.0999])
     assert exceeds(values, 0.1).tolist() == [False, True, False]
     assert falls_below(values, 0.1).tolist() == [False, False, True]
+    assert not exceeds(value, 0.1)
+    assert not falls_below(value, 0.1)
+
+
+def test_every_question_about_a_sink_share_on_its_threshold_has_one_answer() -> None:
+    shares = np.array([np.nextafter(np.float32(0.5), np.float32(1)), 0.5, 0.51, 0.49], np.float32)
+    columns = dict.fromkeys(("sink_mass", "key_sink_mass", "value_sink_mass"), shares)
+    lengths = {"key_effective_length": 1.0, "value_effective_length": 1.0, "ess2_64": 20.0}
+    heads = pd.DataFrame({"model": "base", "layer": 0, "head": range(4), **columns, **lengths})
+    run = fake_run([], ["base"], heads=heads)
+    run.manifest["models"][0]["geometry"] = {"numbers": [0], "windows": [None]}
+    run.table = {"value_attention": pd.DataFrame({"context_length": [64]})}.__getitem__
+    (sinks,) = value_results(run, "base", heads)
+    assert heads_with_role(heads, "sink").tolist() == [False, False, True, False]
+    assert (sinks.value, sinks.n) == (1, 1)
+    for bound, count in (({"count_above": 0.5}, 1), ({"count_below": 0.5}, 1), ({"count_above": 0.49}, 3)):
+        check = Check.model_validate({"statistic": "sink_mass", "at_least": 0, **bound})
+        assert [result.value for result in run_checks(run, [check])] == [count]
 
 
 @pytest.mark.slow

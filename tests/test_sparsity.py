@@ -36,6 +36,7 @@ from probes.sparsity.analysis import (
     shown_rules,
 )
 from probes.sparsity.report import charts, head_charts
+from probes.sparsity.results import FEW_KEYS, keys_result
 from probes.sparsity.run import SparsityRunner
 from probes.sparsity.schema import BEST, DENSE, INDEXER, TEXT, SparsityOptions
 from probes.sparsity.schema import PUBLISHED as PUBLISHED_RULE
@@ -242,3 +243,9 @@ def test_entries_of_a_published_file_are_read(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(entries)
     sizes = {(0, 0): (3500, 100), (0, 1): (1000, 6096), (1, 0): (1000, 6096), (1, 1): (3500, 100)}
     assert read_patterns(str(tmp_path / "p.json")) == sizes
+
+
+def test_a_head_that_needs_as_many_keys_as_the_limit_needs_few_whatever_the_rounding() -> None:
+    keys = [FEW_KEYS, FEW_KEYS * (1 + 1e-7), FEW_KEYS + 1]
+    rows = pd.DataFrame({"layer": 0, "head": range(3), "doc": "a", "context_length": 512, "keys_95": keys})
+    assert keys_result("base", rows).details["below"] == 2

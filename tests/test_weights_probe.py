@@ -19,6 +19,8 @@ import headscope as hs
 from dashboards.app import create_app
 from headscope import rendering
 from headscope.attention.record import AttentionRecord
+from headscope.decomposition.attributed_rows import RowAndKey
+from headscope.decomposition.qk_attribution import attribute_qk
 from headscope.errors import BadInput, BadOption, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.forward.observe import observe
@@ -37,8 +39,8 @@ from probes.weights.analysis import mean_contributions
 from probes.weights.questions import QUESTIONS
 from probes.weights.report import charts
 from probes.weights.results import results
-from probes.weights.run import TextObserver
-from probes.weights.schema import WeightsOptions
+from probes.weights.run import TextObserver, attribution_tables
+from probes.weights.schema import ALL_OTHERS, WeightsOptions
 
 LENGTH = 40
 
@@ -210,6 +212,16 @@ def test_the_lens_names_the_command_that_attributes_a_row_and_then_shows_it(
     assert "query 7" in chart.figure.layout.title.text
     assert len(pairs.rows) > 1
     assert why_here(both, doc=doc, row="6") != [chart, pairs], "another row is not attributed"
+
+
+def test_others_contribute_exactly_zero_where_every_pair_of_components_is_listed(place: Path) -> None:
+    model = hs.load(str(place / "tiny"))
+    ids = torch.arange(3, 35)
+    attributions = attribute_qk(model, ids, [RowAndKey(0, head, 31, key) for head in range(4) for key in (3, 17)])
+    pairs = pd.DataFrame(attribution_tables(model, ids, attributions, [0.5] * 8)["qk_pairs"])
+    others = pairs[pairs["query_component"] == ALL_OTHERS]
+    assert len(others) == 8 * model.geometry.pairs
+    assert (others["contribution"] == 0).all()
 
 
 def test_mean_contributions_sum_to_the_mean_logit(run: Run) -> None:

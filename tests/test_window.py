@@ -14,7 +14,7 @@ from headscope.errors import BadOption, Interrupted
 from headscope.study import runner as study
 from headscope.study.config import build_study
 from probes.window import run as window
-from probes.window.analysis import accuracy_by_width, mass_bounds
+from probes.window.analysis import SOLVED_ACCURACY, accuracy_by_width, mass_bounds
 from probes.window.run import SCHEMES, WindowModels, train_models
 from probes.window.schema import WindowOptions
 
@@ -138,6 +138,16 @@ def test_the_fitted_bounds_hold_for_every_solved_model_and_are_tight() -> None:
         assert mass <= bounds.upper_bound(width) + 1e-12
     assert bounds.lower_bound(2) == pytest.approx(0.4)
     assert bounds.upper_bound(64) == pytest.approx(0.1)
+
+
+def test_an_accuracy_on_the_threshold_solves_the_task_in_every_result() -> None:
+    accuracy = np.array([np.nextafter(np.float32(SOLVED_ACCURACY), np.float32(0)), 0.98], np.float32)
+    assert accuracy[0] < SOLVED_ACCURACY
+    rows = pd.DataFrame({"scheme": "fixed", "width": 2, "seed": [0, 1], "accuracy": accuracy, "frequency_mass": 0.4})
+    bounds = mass_bounds(rows)
+    assert bounds is not None
+    assert bounds.solved_models == 1
+    assert accuracy_by_width(rows.assign(dominant_theta=0.1))["solved"].tolist() == [1]
 
 
 def test_an_interrupted_window_study_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

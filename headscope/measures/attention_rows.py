@@ -61,7 +61,13 @@ def row_statistics(record: AttentionRecord, rows: Tensor | IntArray) -> Tensor:
         sums = record.row_sums if is_every_row else record.row_sums.at_rows(row_index)
     else:
         sums = _kernel_sums(record, row_index) or _joined(_tiles(record, indices))
-    return statistics_of_sums(sums, row_index + query_range(record).start)
+    start = query_range(record).start
+    values = statistics_of_sums(sums, row_index + start)
+    # Exactly 1: the order of heads whose rows see local keys only would otherwise depend on the machine's rounding.
+    is_local = count_visible_keys(record, indices + start) <= LOCAL_DISTANCE
+    if is_local.any() and record.sink is None and not record.logit_edits:
+        values[ROW_STATISTICS.index("local_mass")].masked_fill_(to_device(values.device, is_local), 1)
+    return values
 
 
 def with_row_sums(record: AttentionRecord) -> AttentionRecord:

@@ -21,39 +21,37 @@ from headscope.measures.row_sampling import (
 )
 from headscope.streaming import StreamingWindow
 
-ROW_TILE = 16
+LOGITS_PER_TILE = 2**20
+"""Logits in memory at once on a CPU, or those of one row: larger tiles leave its cache."""
 
 
 def far_mass(record: AttentionRecord, rows: IntArray, window: StreamingWindow) -> Tensor:
     """Weight of query rows on visible keys outside the window, [H, rows], float32, 0..1.
 
-    `rows` are indices of the record's queries. Cost and memory are O(rows x (sink + recent)): the weight on the keys
-    inside the window, and that of a learned sink, are subtracted from 1.
+    `rows` are indices of the record's queries, ascending. The sum is over these keys themselves: it is exactly 0 for a
+    row without one. Cost is O(rows x keys); memory does not grow with the number of rows.
     """
-    (heads, _, dim), (groups, keys, _) = record.q.shape, record.k.shape
-    width = min(window.sink + window.recent, record.first_key + keys)
-    size = items_per_tile(record.q.device, ROW_TILE, groups * width * dim)
+    per_row = len(record.q) * record.k.shape[1]
+    size = items_per_tile(record.q.device, max(1, LOGITS_PER_TILE // per_row), per_row)
     tiles = [_tile_far_mass(record, rows[start : start + size], window) for start in range(0, len(rows), size)]
-    return torch.cat(tiles, -1) if tiles else record.q.new_zeros(heads, 0, dtype=torch.float32)
+    return torch.cat(tiles, -1) if tiles else record.q.new_zeros(len(record.q), 0, dtype=torch.float32)
 
 
 def _tile_far_mass(record: AttentionRecord, rows: IntArray, window: StreamingWindow) -> Tensor:
-    keys = record.k.shape[1]
-    own = rows + query_range(record).start  # positions in the document, as those of all keys below
-    first_keys = np.arange(min(window.sink, record.first_key + keys))
-    sinks = np.broadcast_to(first_keys, (len(rows), len(first_keys)))
-    recent = own[:, None] - np.arange(min(window.recent, record.first_key + keys))
-    columns = np.concatenate((sinks, recent), 1)
-    first_visible = own - count_visible_keys(record, own) + 1
-    inside = (columns >= np.maximum(first_visible, record.first_key)[:, None]) & (columns <= own[:, None])
-    inside[:, sinks.shape[1] :] &= recent >= window.sink  # counted among the first keys
-    index = to_device(record.k.device, np.clip(columns - record.first_key, 0, keys - 1))
-    row_index = to_device(record.q.device, rows)
-    weight = (record.logits_at(row_index, index) - record.lse[:, row_index, None]).exp()
-    seen = weight.masked_fill_(to_device(weight.device, ~inside), 0).sum(-1)
-    if record.sink_weight is not None:
-        seen = seen + record.sink_weight[:, row_index]
-    return (1 - seen).clamp(0, 1)
+    positions = rows + query_range(record).start
+    first_visible = positions - count_visible_keys(record, positions) + 1
+    # The far keys of a row are consecutive; numbers in the document become indices of the record's keys.
+    first = np.maximum(first_visible, window.sink) - record.first_key
+    stop = positions - window.recent + 1 - record.first_key
+    keys = slice(max(0, int(first.min())), int(stop.max()))
+    if keys.start >= keys.stop:
+        return record.q.new_zeros(len(record.q), len(rows), dtype=torch.float32)
+    index, stop_index = to_device(record.q.device, np.stack((rows, stop)))
+    weight = record.masked_logits(index, keys).sub_(record.lse[:, index, None]).exp_()
+    last = slice(max(keys.start, int(stop.min())), keys.stop)  # keys that are near to some of the rows
+    is_near = torch.arange(last.start, last.stop, device=weight.device) >= stop_index[:, None]
+    weight[..., last.start - keys.start :].masked_fill_(is_near, 0)
+    return weight.sum(-1).clamp_(max=1)
 
 
 class StreamingScores:

@@ -16,7 +16,7 @@ from headscope.results.collection import results_of_all_models
 from headscope.results.questions import questions
 from headscope.results.result import Scalar
 from headscope.results.words import headline
-from headscope.runs.column_metadata import is_role_measured, roles
+from headscope.runs.column_metadata import exceeds, is_role_measured, roles
 from headscope.runs.run import Run
 from headscope.user_input import quote, read_yaml
 
@@ -217,7 +217,7 @@ def _checks_of_roles(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         for model in run.models:
             heads = run.heads[run.heads["model"] == model]
-            count = int((heads[f"{role.order_by}_low"] > role.threshold).sum())
+            count = int(exceeds(heads[f"{role.order_by}_low"], role.threshold).sum())
             if is_role_measured(heads, name) and count:
                 entry = {"statistic": role.order_by, "count_above": role.threshold, "model": model}
                 yield f"{name} heads of {model}", {**entry, "at_least": count}

@@ -18,7 +18,7 @@ from headscope.results.head_statistics import HEAD_QUESTION, head_statistic, sta
 from headscope.results.questions import questions
 from headscope.results.result import Bound, Result, Scalar
 from headscope.results.verdicts import samples_needed
-from headscope.runs.column_metadata import is_statistic
+from headscope.runs.column_metadata import exceeds, falls_below, is_statistic
 from headscope.runs.run import Run
 
 Outcome = Literal["passes", "fails", "undecided"]
@@ -124,7 +124,9 @@ def _compare(
         if _is_sampled(result):
             return "undecided", "too few samples for an interval"
         low, high, reason = value, value, "it has no interval, so the value alone decides"
-    passes, fails = (low >= threshold, high < threshold) if is_minimum else (high <= threshold, low > threshold)
+    passes, fails = not falls_below(low, threshold), falls_below(high, threshold)
+    if not is_minimum:
+        passes, fails = not exceeds(high, threshold), exceeds(low, threshold)
     if not (passes or fails):
         return "undecided", "the interval contains the bound"
     return ("passes" if passes else "fails"), reason

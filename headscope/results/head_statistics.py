@@ -14,7 +14,7 @@ from headscope.results.check_file import Check
 from headscope.results.comparison import Change, SameSamples, change
 from headscope.results.result import Result
 from headscope.runs.aggregation import Samples, collect_samples
-from headscope.runs.column_metadata import parse_column, statistic
+from headscope.runs.column_metadata import exceeds, falls_below, parse_column, statistic
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.summary import head_table
 
@@ -68,9 +68,9 @@ def _aggregate(check: Check, values: pd.Series) -> float:
     if check.median:
         return float(np.median(values)) if len(values) else math.nan
     if check.count_above is not None:
-        return float((values > check.count_above).sum())
+        return float(exceeds(values, check.count_above).sum())
     assert check.count_below is not None
-    return float((values < check.count_below).sum())
+    return float(falls_below(values, check.count_below).sum())
 
 
 def statistic_change(

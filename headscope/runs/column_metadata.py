@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import pandas as pd
 
@@ -183,14 +184,18 @@ ROUNDING = 1e-6
 """Relative difference below which a value counts as equal to a threshold: values are stored with seven digits."""
 
 
-def exceeds(values: pd.Series, threshold: float) -> pd.Series:
-    """Mask of the values above a threshold by more than rounding, so that every place counts the same heads."""
-    mask: pd.Series = values.astype("float64") - threshold > ROUNDING * abs(threshold)
-    return mask
+def exceeds(values: Any, threshold: float) -> Any:
+    """Whether values, of a number or a pandas object, are above a threshold by more than rounding; NaN is not.
+
+    Every place that compares a statistic with a threshold does so by this rule, so that all count the same heads.
+    """
+    # A scalar of numpy has the method, too; float32 would round the threshold.
+    precise = values.astype("float64") if hasattr(values, "astype") else values
+    return precise - threshold > ROUNDING * abs(threshold)
 
 
-def falls_below(values: pd.Series, threshold: float) -> pd.Series:
-    """Mask of the values below a threshold by more than rounding."""
+def falls_below(values: Any, threshold: float) -> Any:
+    """Whether values are below a threshold by more than rounding, as `exceeds` for those above it."""
     return exceeds(-values, -threshold)
 
 

@@ -25,7 +25,7 @@ from headscope.runs.aggregation import (
     share_interval_of_units,
     statistic_interval,
 )
-from headscope.runs.column_metadata import parse_column
+from headscope.runs.column_metadata import falls_below, parse_column
 from headscope.runs.run import Run
 from headscope.runs.summary import longest_ess_column
 from probes.adapt.compared_models import ComparedModels
@@ -163,7 +163,7 @@ def _temperature_claims(heads: pd.DataFrame, model: str, yarn_tau: float | None)
         "median": tau.median(),
         "low_tau": tau.quantile(0.1),
         "high_tau": tau.quantile(0.9),
-        "near_one": ((tau - 1).abs() < MAX_TAU_DISTANCE).mean(),
+        "near_one": falls_below((tau - 1).abs(), MAX_TAU_DISTANCE).mean(),
         "yarn_tau": yarn_tau,
     }
     distance = abs(tau.median() - 1)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from headscope.effects.sweep import Sweep, effects_table, sweep_effects
 from headscope.runs.aggregation import mean_losses, plain_types
-from headscope.runs.column_metadata import Statistic
+from headscope.runs.column_metadata import Statistic, exceeds
 from headscope.runs.run_tables import RunTables
 from probes.budget.schema import ANSWERS, CACHE, EVERY_ORDER, LOSS, ORDERS, RANDOM, SETTINGS, TASKS
 
@@ -168,7 +168,7 @@ def streaming_groups(run: RunTables, rows: pd.DataFrame) -> tuple[pd.Series, lis
 
 def largest_shares(changes: pd.DataFrame, bound: float) -> npt.NDArray[np.float64]:
     """For each document (row), the largest measured share up to which the loss never rises by more than the bound."""
-    within = np.logical_and.accumulate(changes.to_numpy() <= bound, axis=1)
+    within = np.logical_and.accumulate((~exceeds(changes, bound)).to_numpy(), axis=1)
     shares = changes.columns.to_numpy(dtype=np.float64)
     return np.asarray(shares[within.sum(axis=1) - 1])  # a share of 0 changes nothing
 

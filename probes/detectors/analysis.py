@@ -107,7 +107,8 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 
 
 def _exceeds_threshold(column: str, heads: pd.DataFrame) -> pd.Series:
-    return exceeds(heads[column], ROLE_THRESHOLD)
+    mask: pd.Series = exceeds(heads[column], ROLE_THRESHOLD)
+    return mask
 
 
 ROLES: Mapping[str, Role] = MappingProxyType(

@@ -14,7 +14,7 @@ from headscope.effects.sweep import UNIT_KEYS, Effects, effects_table, rows_of_s
 from headscope.effects.units import units_of_head
 from headscope.estimates import EXACT
 from headscope.runs.aggregation import rows_at_longest_length
-from headscope.runs.column_metadata import statistics
+from headscope.runs.column_metadata import exceeds, statistics
 from headscope.runs.run_tables import RunTables
 from probes.influence import bands
 from probes.influence.effect_rows import SWEEP, longest_rows, read_set_rows, read_unit_rows, with_objective
@@ -105,7 +105,7 @@ def answered_trials(run: RunTables) -> dict[str, tuple[int, int, list[Effects]]]
     rows = with_objective(run.table(name))
     answered: dict[str, tuple[int, int, list[Effects]]] = {}
     for label, trials in rows.groupby("model", sort=False):
-        answered_rows = trials[trials["hits"] > ANSWERED_THRESHOLD]
+        answered_rows = trials[exceeds(trials["hits"], ANSWERED_THRESHOLD)]
         counts = answered_rows["doc"].nunique(), trials["doc"].nunique()
         is_part = 0 < counts[0] < counts[1]
         answered[str(label)] = (*counts, unit_sweeps(answered_rows, [str(label)]) if is_part else [])

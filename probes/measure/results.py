@@ -275,7 +275,7 @@ def _change_results(run: Run, heads: pd.DataFrame, name: str) -> Iterator[Result
                 continue
             tolerance = np.log(1 + CHANGE_TOLERANCE)
             where: dict[str, Scalar] = {"context_length": _length(name), **layers}
-            longer, shorter = int((log_ratios > tolerance).sum()), int((log_ratios < -tolerance).sum())
+            longer, shorter = int(exceeds(log_ratios, tolerance).sum()), int(falls_below(log_ratios, -tolerance).sum())
             yield Result(
                 question="length.ratio",
                 value=float(np.exp(log_ratios.median())),

@@ -21,6 +21,7 @@ from headscope.prompts.needle_grid import CONTROL, NeedleGrid, NeedleTrial
 from headscope.prompts.needles import read_needles
 from headscope.prompts.shakespeare import DEFAULT_SOURCE, expand_source
 from headscope.runs.arrow import Rows
+from headscope.runs.column_metadata import exceeds
 from headscope.scores import match_heads, model_heads, refuse_other_model
 from headscope.scores import read as read_scores
 from headscope.study.ablations import StudyAblations
@@ -161,7 +162,7 @@ class NeedleRunner:
                 "span_end": [prompt.end for prompt in prompts],
                 "answer": answer.text,
                 "recall": answer.recall,
-                "success": answer.recall > SUCCESS_RECALL,
+                "success": exceeds(answer.recall, SUCCESS_RECALL),
                 "steps": len(answer.step_texts),
             },
             "retrieval": {**keys, **rows_of.retrieval_columns(answer.copies, model.geometry, trial.depths)},
@@ -248,7 +249,7 @@ class NeedleRunner:
         rows = []
         for trial in trials:
             recall = rouge1_recall(prompters[trial.needle].scored_text, answers[trial])
-            outcome = {"answer": answers[trial], "recall": recall, "success": recall > SUCCESS_RECALL}
+            outcome = {"answer": answers[trial], "recall": recall, "success": exceeds(recall, SUCCESS_RECALL)}
             rows.append({**self._key_columns(label, trial), "depth": trial.depths[0], **outcome})
         groups = [unit.kv_group for unit in ablation.heads_to_units(heads, model.geometry)]
         ablated = heads.assign(model=label, half=work.half, kv_group=groups)

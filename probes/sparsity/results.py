@@ -10,6 +10,7 @@ from headscope.heads import format_head
 from headscope.results.result import Result
 from headscope.results.samples import allow_for_choice, mean_result
 from headscope.runs.aggregation import confidence_interval
+from headscope.runs.column_metadata import exceeds
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 from probes.sparsity.analysis import (
@@ -87,7 +88,7 @@ def keys_result(model: str, rows: pd.DataFrame) -> Result:
         "length": int(rows["context_length"].iloc[0]),
         "heads": len(by_head),
         "limit": FEW_KEYS,
-        "below": int((by_head <= FEW_KEYS).sum()),
+        "below": int((~exceeds(by_head, FEW_KEYS)).sum()),
         "top": format_head(*map(int, by_head.idxmax())),  # type: ignore[call-overload]
         "most": float(by_head.max()),
     }

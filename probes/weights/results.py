@@ -176,11 +176,11 @@ def _value_results(run: Run, label: str, heads: pd.DataFrame) -> Iterator[Result
     bins = run.table("value_attention")
     length = int(bins["context_length"].max())
     for layers, rows in heads_by_window(run, heads, length):
-        is_sink = rows["key_sink_mass"] > SINK_SHARE
+        is_sink = exceeds(rows["key_sink_mass"], SINK_SHARE)
         is_windowed = layers.get("layers") == WINDOWED
         yield Result(
             question="weights.value_sinks",
-            value=int((is_sink & (rows["value_sink_mass"] > SINK_SHARE)).sum()),
+            value=int((is_sink & exceeds(rows["value_sink_mass"], SINK_SHARE)).sum()),
             n=int(is_sink.sum()),
             model=label,
             where={"context_length": length, **layers},

@@ -256,8 +256,9 @@ def attribution_tables(
             components += [(*keys, side, *entry) for entry in zip(names, values.tolist(), strict=True)]
         contributions, totals = result.contributions(), result.by_components()
         top = totals.abs().flatten().topk(min(TOP_PAIRS, totals.numel())).indices.tolist()
-        blocks = [(names[n // len(names)], names[n % len(names)], contributions.flatten(0, 1)[n]) for n in top]
-        others = result.by_rotary_pair() - torch.stack([block for *_, block in blocks]).sum(0)
+        of_pairs = contributions.flatten(0, 1)
+        blocks = [(names[n // len(names)], names[n % len(names)], of_pairs[n]) for n in top]
+        others = of_pairs[[n for n in range(len(of_pairs)) if n not in top]].sum(0)  # exactly 0 if there are none
         for query_name, key_name, block in [*blocks, (ALL_OTHERS, ALL_OTHERS, others)]:
             pairs += [(*keys, query_name, key_name, pair, value) for pair, value in enumerate(block.tolist())]
     return {

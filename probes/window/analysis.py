@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from headscope.runs.aggregation import confidence_interval
+from headscope.runs.column_metadata import falls_below
 
 SOLVED_ACCURACY = 0.99
 """Balanced accuracy from which a trained model counts as solving the task [ours]."""
@@ -34,6 +36,11 @@ class MassBounds:
         return math.pi / (width + 1) + self.c2
 
 
+def solves_task(accuracy: Any) -> Any:
+    """Whether trained models with these accuracies, of a pandas object, solve the task; NaN is no model."""
+    return ~falls_below(accuracy, SOLVED_ACCURACY) & accuracy.notna()
+
+
 def accuracy_by_width(window: pd.DataFrame) -> pd.DataFrame:
     """One row per (scheme, width), aggregated over the `seeds` models.
 
@@ -50,7 +57,7 @@ def accuracy_by_width(window: pd.DataFrame) -> pd.DataFrame:
             "accuracy": by_seed.mean(axis=1),
             "low": low,
             "high": high,
-            "solved": (by_seed >= SOLVED_ACCURACY).sum(axis=1),
+            "solved": solves_task(by_seed).sum(axis=1),
             "seeds": by_seed.notna().sum(axis=1),
             "frequency_mass": groups["frequency_mass"].mean(),
             "dominant_theta": groups["dominant_theta"].median(),
@@ -60,7 +67,7 @@ def accuracy_by_width(window: pd.DataFrame) -> pd.DataFrame:
 
 def mass_bounds(window: pd.DataFrame) -> MassBounds | None:
     """The constants of Theorem 1 over all models with RoPE that solve the task; None without such a model."""
-    solved = window[(window["accuracy"] >= SOLVED_ACCURACY) & (window["scheme"] != "nope")]
+    solved = window[solves_task(window["accuracy"]) & (window["scheme"] != "nope")]
     if solved.empty:
         return None
     mass, width = (solved[name].to_numpy(dtype=np.float64) for name in ("frequency_mass", "width"))

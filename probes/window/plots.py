@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from headscope.plots import axes, style
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
-from probes.window.analysis import SCHEME_NAMES, SOLVED_ACCURACY, accuracy_by_width, mass_bounds
+from probes.window.analysis import SCHEME_NAMES, accuracy_by_width, mass_bounds, solves_task
 
 
 def plot_accuracy_by_width(window: pd.DataFrame) -> go.Figure:
@@ -40,9 +40,7 @@ def plot_frequency_mass(window: pd.DataFrame) -> go.Figure:
     named_rows = _with_scheme_names(window)
     for label, model_style in style.model_styles(named_rows).items():
         rows = named_rows[
-            (named_rows["model"] == label)
-            & (named_rows["accuracy"] >= SOLVED_ACCURACY)
-            & (named_rows["frequency_mass"] > 0)
+            (named_rows["model"] == label) & solves_task(named_rows["accuracy"]) & (named_rows["frequency_mass"] > 0)
         ]
         if len(rows):
             figure.add_scatter(
