@@ -28,7 +28,7 @@ class PromptSets:
         metric: Any,
         alignment: Alignment = "free",
         open_prompt: Callable[[Any], PairSet] | None = None,
-        check: Callable[[str, TokenPair], Any] = lambda label, pair: None,
+        check: Callable[[str, TokenPair], Any] | None = None,
         documents: Callable[[str], Sequence[Any]] | None = None,
     ):
         self.context, self.sources = context, [*sources] if sources is not None else [PROMPT_SET]
@@ -48,8 +48,9 @@ class PromptSets:
         """A set in the tokens of a model."""
         if (label, source) not in self._opened:
             pairs = self._load(label, source)
-            for number in range(1 if source in GENERATED_SETS else len(pairs)):
-                self._check(label, pairs.build(number))
+            if self._check is not None:
+                for number in range(1 if source in GENERATED_SETS else len(pairs)):
+                    self._check(label, pairs.build(number))
             self.context.record_input(f"prompts '{source}'", [pairs.digest.encode()])
             self._opened[label, source] = pairs
         return self._opened[label, source]

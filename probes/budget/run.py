@@ -12,12 +12,12 @@ import pandas as pd
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.carried_state import shares_keys_across_layers
 from headscope.positions.model import Model
-from headscope.prompts.haystack import Haystack
-from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
+from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH
 from headscope.prompts.texts import TokenDocument
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
+from headscope.study.prompt_sets import PromptSets
 from probes.budget import passes
 from probes.budget.schema import (
     ANSWERS,
@@ -94,7 +94,14 @@ class BudgetRunner:
         self._measures = any(order in SIGNS_AND_COLUMNS for order in options.orders)
         if self._measures and context.study.texts.docs < 2:
             raise BadInput("measured orders need two halves of the documents: 1 document. Use at least --docs 2")
-        self._pair_sets: dict[tuple[str, str], PairSet] = {}
+        self.sets = PromptSets(
+            context,
+            options.prompts,
+            count=options.count,
+            length=max(options.lengths),
+            metric="nll",
+            documents=self._haystacks,
+        )
         self._tasks = self._find_tasks()
         if max(options.lengths) <= options.sink + options.recent:
             log.warning(
@@ -109,7 +116,7 @@ class BudgetRunner:
         cells: list[Cell] = []
         for label in self.context.labels:  # reports mistakes before any model is opened
             self._warn_of_measured_documents(label)
-            check_set_names([self._pair_set(label, source) for source in self.options.prompts])
+            self.sets.of_model(label)
         for label in self.context.labels:
             for name, scores in self._fixed.items():
                 model = self.context.model(label)
@@ -160,7 +167,7 @@ class BudgetRunner:
                 yield cell(name, len(self._shares) * cost, step="losses", **work, prerequisites=needs)
         last_half = max(orders)  # needles lie in the documents of this half
         for source in options.prompts:
-            pairs = self._pair_set(label, source)
+            pairs = self.sets.open(label, source)
             cost = len(pairs) * pass_cost(longest if source in SETS_OF_ANY_LENGTH else SHORT_PROMPT_TOKENS)
             yield cell(f"answers to {pairs.name}", 2 * cost, step="answers", prompts=source)
             for order, draw in self._orders():
@@ -242,7 +249,7 @@ class BudgetRunner:
 
     def _answer_rows(self, label: str, work: BudgetWork, model: Model) -> Mapping[str, Rows]:
         """The answers to a set of prompts at every share of an order, or at 0 and 1."""
-        pairs, rows = self._pair_set(label, work.prompts), []
+        pairs, rows = self.sets.open(label, work.prompts), []
         for share, groups in self._streaming_groups(label, work, model, with_none=True).items():
             for index, name in enumerate(pairs.pair_names):
                 nll, success = passes.score_answer(model, pairs.build(index), groups, self.options.window)
@@ -363,28 +370,9 @@ class BudgetRunner:
                     *(order, len(shared), len(names), shared[0]),
                 )
 
-    def _pair_set(self, label: str, source: str) -> PairSet:
-        """A set of prompts in the tokens of a model. Needles lie in the documents that are judged with the order."""
-        if (label, source) not in self._pair_sets:
-            tokenizer = self.context.tokenizer(label)
-
-            def haystacks() -> list[Haystack]:
-                documents = self._documents(label)[1::2] if self._measures else self._documents(label)
-                return [Haystack(document.name, document.ids, tokenizer) for document in documents]
-
-            pairs = load_pair_set(
-                source,
-                tokenizer,
-                haystacks,
-                count=self.options.count,
-                length=max(self.options.lengths),
-                seed=self.context.seed,
-                alignment="equal",
-                metric="nll",
-            )
-            self.context.record_input(f"prompts '{source}'", [pairs.digest.encode()])
-            self._pair_sets[label, source] = pairs
-        return self._pair_sets[label, source]
+    def _haystacks(self, label: str) -> Sequence[Any]:
+        """The documents that needles lie in: those that are judged with the order."""
+        return self._documents(label)[1::2] if self._measures else self._documents(label)
 
 
 def _has_document_scores(score: "Score") -> bool:

@@ -21,13 +21,12 @@ from headscope.measures.row_sampling import IntArray, select_last_octave
 from headscope.measures.sparse_rows import SparseRows
 from headscope.measures.sparse_rules import Indexer, Rule, parse_rule
 from headscope.positions.model import Model
-from headscope.prompts.haystack import Haystack
-from headscope.prompts.pair_sets import PairSet, load_pair_set
 from headscope.runs.aggregation import plain_types
 from headscope.runs.arrow import Rows
 from headscope.scores.minference import read_patterns
 from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
+from headscope.study.prompt_sets import PromptSets
 from probes.sparsity.analysis import rule_family
 from probes.sparsity.choice import choose_rules
 from probes.sparsity.patterns import HeadPatterns, OwnRules, PromptRule
@@ -83,7 +82,14 @@ class SparsityRunner:
         self.patterns = None if options.patterns is None else read_patterns(options.patterns)
         if self.patterns is not None:
             context.record_input(f"the patterns in '{options.patterns}'", [repr(self.patterns)])
-        self._pairs: dict[str, PairSet] = {}
+        self.needles = PromptSets(
+            context,
+            ["needle"],
+            count=options.needles,
+            length=max(options.lengths),
+            metric="nll",
+            documents=self._documents,
+        )
 
     def cells(self) -> list[Cell]:
         kinds = self._text_cells, self._answer_cells, self._choice_cells, self._whole_model_cells
@@ -104,7 +110,7 @@ class SparsityRunner:
     def _answer_cells(self, label: str) -> list[Cell]:
         if not self.options.needles:
             return []
-        pairs, cells = self._pair_set(label), []
+        pairs, cells = self.needles.open(label, "needle"), []
         for number, name in enumerate(pairs.pair_names):
             ids = self._answer_ids(label, number)[0]
             cells.append(Cell(f"{label}: {name}", label, pass_cost(len(ids)), name, TextPass.over(ids, number)))
@@ -140,7 +146,9 @@ class SparsityRunner:
             return []
         texts = [(length, n, False) for length in self.options.lengths for n in range(len(self._documents(label)))]
         if self.options.needles:
-            texts += [(max(self.options.lengths), number, True) for number in range(len(self._pair_set(label)))]
+            texts += [
+                (max(self.options.lengths), number, True) for number in range(len(self.needles.open(label, "needle")))
+            ]
         works = []
         for length, number, is_answer in texts:
             choice = (self._choice_id(label, length, None if is_answer else number),)
@@ -163,7 +171,7 @@ class SparsityRunner:
         rule = self._rule(work, cell.model, model)
         keys: dict[str, Any] = {"model": cell.model, "context_length": work.length, "rule": work.rule}
         if work.is_answer:
-            pairs = self._pair_set(cell.model)
+            pairs = self.needles.open(cell.model, "needle")
             pair = pairs.build(work.number)
             if rule is not None and rule.depends_on_later_queries:
                 rule = PromptRule(rule, len(pair.clean))
@@ -244,25 +252,9 @@ class SparsityRunner:
 
     def _answer_ids(self, label: str, number: int) -> tuple[list[int], IntArray]:
         """The tokens of a prompt about a needle with its answer, and the rows that produce the answer."""
-        pair = self._pair_set(label).build(number)
+        pair = self.needles.open(label, "needle").build(number)
         ids = [*map(int, pair.clean), *map(int, pair.answer)]
         return ids, np.arange(len(pair.clean) - 1, len(ids) - 1)
-
-    def _pair_set(self, label: str) -> PairSet:
-        if label not in self._pairs:
-            tokenizer = self.context.tokenizer(label)
-            self._pairs[label] = load_pair_set(
-                "needle",
-                tokenizer,
-                lambda: [Haystack(document.name, document.ids, tokenizer) for document in self._documents(label)],
-                count=self.options.needles,
-                length=max(self.options.lengths),
-                seed=self.context.seed,
-                alignment="equal",
-                metric="nll",
-            )
-            self.context.record_input("needles", [self._pairs[label].digest.encode()])
-        return self._pairs[label]
 
 
 class SparsityObserver:
