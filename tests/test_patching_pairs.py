@@ -18,13 +18,15 @@ from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput
 from headscope.prompts.answers import shows_answer
 from headscope.rendering.run_results import headline_lines, row_lines, warning_lines
-from headscope.results.words import sentence
+from headscope.results.words import headline, sentence
 from headscope.runs.run import Run
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.patching.analysis import pair_sweeps, sweeps
+from probes.patching.paths.schema import PathsOptions
 from probes.patching.results import results
+from probes.patching.schema import REFERENCE_SPEED, PairOptions, PatchingOptions
 
 ANSWER, WRONG = " w7", " w8"
 
@@ -121,6 +123,43 @@ def test_each_pair_has_its_own_largest_estimates_patched_exactly(run: Run) -> No
     units = pooled.exact
     assert {*zip(units["layer"], units["head"], strict=True)} == shared
     assert len(units) < exact.groupby(["layer", "head"]).ngroups, "some heads were patched in one pair only"
+
+
+def test_a_set_that_takes_less_than_a_minute_is_patched_exactly_by_default(folder: Path, tmp_path: Path) -> None:
+    """Every unit of every pair, so that each pair shows its largest effect and its most negative one."""
+    run = patch(folder, tmp_path)
+    rows = run.table("patching")
+    assert set(rows["method"]) == {"exact"}
+    assert len(rows) == 6 * 16
+    shown = {result.where["pair"]: result for result in results(run) if result.question == "patching.pair"}
+    assert {*shown} == {f"good {n}" for n in range(4)}
+    for pair, result in shown.items():
+        effects = rows[rows["pair"] == pair].astype({"effect": float}).set_index(["layer", "head"])["effect"]
+        assert (result.layer, result.head) == effects.idxmax()
+        ((name, lowest),) = result.details["negative"].items()
+        assert (name, lowest) == ("L{}H{}".format(*effects.idxmin()), pytest.approx(effects.min()))
+        assert lowest < 0
+        assert f"negative: {name}" in headline(result)
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds", "method"),
+    [
+        (PatchingOptions(), 59.0, "exact"),
+        (PatchingOptions(), 61.0, "verify"),
+        (PatchingOptions(verify_top=3), 1.0, "verify"),
+        (PatchingOptions(metric="rank"), 1e6, "exact"),
+        (PatchingOptions(method="estimate"), 1.0, "estimate"),
+        (PathsOptions(), 61.0, "verify"),
+        (PathsOptions(metric="kl", directions=["noising"]), 1e6, "exact"),
+        (PathsOptions(mlps="recomputed", norms="recomputed"), 1e6, "exact"),
+        (PathsOptions(sender_positions=["last"]), 1e6, "exact"),
+    ],
+)
+def test_the_method_follows_from_the_predicted_time_and_from_what_has_estimates(
+    options: PairOptions, seconds: float, method: str
+) -> None:
+    assert options.choose_method(seconds * REFERENCE_SPEED) == method
 
 
 def test_every_pair_has_a_row_and_the_mean_over_pairs_comes_last(run: Run) -> None:

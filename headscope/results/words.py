@@ -166,7 +166,8 @@ def value_text(result: Result, question: Question, brief: bool = False) -> str:
         if result.selected_from > 1 and not brief and result.low != result.high:
             notes.append(f"corrected for the choice among {result.selected_from:,}")
     if question.samples and result.n is not None and result.low != result.high:
-        lacks_interval = not brief and result.is_exact and not result.has_interval and result.n < MIN_DOCUMENTS
+        may_lack = result.n < MIN_DOCUMENTS or "mean_of_ratios" in result.details  # a ratio may have an open interval
+        lacks_interval = not brief and result.is_exact and not result.has_interval and may_lack
         verb = "gives" if result.n == 1 else "give"
         notes.append(f"{count_nouns(result.n, question.samples)}{f' {verb} no interval' if lacks_interval else ''}")
     unit = f" {question.value_unit}" if question.value_unit else ""
