@@ -1,6 +1,11 @@
-"""The declaration of a probe: a class that names one analysis and whose methods lead to its parts."""
+"""The declaration of a probe: a class that names one analysis and the parts that it has.
+
+A part is a function or value at a place of its own in the probe's package (`PLACES`). Its contract is the method of
+`Probe` with its name.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -18,14 +23,38 @@ if TYPE_CHECKING:
     from headscope.study.config import Options
     from headscope.study.context import StudyContext
 
+PLACES: Mapping[str, str] = {
+    "options": "schema.{}Options",
+    "runner": "run.{}Runner",
+    "tables": "schema.TABLES",
+    "statistics": "analysis.STATISTICS",
+    "roles": "analysis.ROLES",
+    "head_columns": "analysis.head_statistics",
+    "model_columns": "analysis.model_statistics",
+    "loss_by_kept_keys": "kept_keys.loss_by_kept_keys",
+    "questions": "questions.QUESTIONS",
+    **{name: f"results.{name}" for name in ("results", "head_results", "overview", "next_steps")},
+    "glossary": "report.GLOSSARY",
+    **{
+        name: f"report.{name}"
+        for name in ("charts", "overview_cards", "head_card", "head_charts", "row_charts", "page")
+    },
+    "page_cards": "cards.page_cards",
+    "head_explorer": "head_trials.trial_blocks",
+    "similar_heads": "similarity.similar_heads",
+    "bench": "bench.benchmark_variants",
+}
+"""Where a part is in the package of a probe: module and name; {} is the name of its class. A name in capitals and a
+class are the part themselves, a function is called."""
+
 
 class Probe:
     """Base class of the declaration of one analysis.
 
-    A subclass sets `name`, `title` and `summary`, and overrides the methods whose parts it has. Only `runner` and
-    `bench` may import torch, and every method imports what it needs when it is called, so that reading a declaration
-    is fast. Names of helper methods and attributes begin with an underscore; any other name that Probe lacks is
-    refused. The types below are exported by `headscope.plugin_api`.
+    A subclass sets `name`, `title`, `summary` and `parts`, or overrides the methods of the parts that it has. Only
+    `runner` and `bench` may import torch. A part is imported when it is used, so that reading a declaration is fast.
+    Names of helper methods and attributes begin with an underscore; any other name that Probe lacks is refused. The
+    types below are exported by `headscope.plugin_api`.
     """
 
     name: ClassVar[str]
@@ -59,6 +88,26 @@ class Probe:
     """Whether it runs for every model of every study without being requested. It then has no options and no command,
     and its jobs also return the model's entry in run.json."""
 
+    parts: ClassVar[str] = ""
+    """The names of the parts that it has, separated by spaces; NAME=MODULE.NAME for one at another place than that in
+    `PLACES`."""
+
+    def __init_subclass__(cls) -> None:
+        for part, (module, name) in cls.part_places().items():
+            setattr(cls, part, _part_at_place(part, module, name))
+
+    @classmethod
+    def part_places(cls) -> Mapping[str, tuple[str, str]]:
+        """Module and name of every part in `parts`."""
+        places = {}
+        for entry in cls.parts.split():
+            part, _, own_place = entry.partition("=")
+            if not (place := own_place or PLACES.get(part, "")):
+                raise TypeError(f"part '{part}' has no place. Write {part}=MODULE.NAME")
+            module, _, name = place.format(cls.__name__).partition(".")
+            places[part] = f"{cls.__module__}.{module}", name
+        return places
+
     def __init__(self, *old_declaration: Any, **old_parts: Any) -> None:
         if old_declaration or old_parts:
             raise TypeError(
@@ -90,15 +139,15 @@ class Probe:
         """
         return {}
 
-    def head_columns(self, tables: "RunTables") -> "pd.DataFrame | None":
+    def head_columns(self, run: "RunTables") -> "pd.DataFrame | None":
         """Its columns of the per-head table, indexed by (model, layer, head, kv_group); None if the run lacks them."""
         return None
 
-    def model_columns(self, tables: "RunTables") -> "pd.DataFrame | None":
+    def model_columns(self, run: "RunTables") -> "pd.DataFrame | None":
         """Its columns of the per-model table, indexed by model; None if the run lacks them."""
         return None
 
-    def loss_by_kept_keys(self, tables: "RunTables") -> "pd.DataFrame | None":
+    def loss_by_kept_keys(self, run: "RunTables") -> "pd.DataFrame | None":
         """How the loss of whole models changes if heads keep fewer keys; None without such rows.
 
         Columns model, doc, context_length, rule (text NAME:SIZE), change (nats/token, against all keys), kept (mean
@@ -161,7 +210,7 @@ class Probe:
         return ()
 
     def head_explorer(
-        self, run: "Run", model: str, layer: int, head: int, query: Mapping[str, str]
+        self, run: "Run", model: str, layer: int, head: int, url_query: Mapping[str, str]
     ) -> "Iterable[Block]":
         """Blocks about one head in the state that the URL's query holds, such as the trial that a reader chose."""
         return ()
@@ -180,7 +229,7 @@ class Probe:
         """Its page in the app, if charts and results in order are not enough."""
         return None
 
-    def explorer(self, context: "RenderContext", query: Mapping[str, str]) -> "PageContent":
+    def explorer(self, context: "RenderContext", url_query: Mapping[str, str]) -> "PageContent":
         """An interactive page in the state of the query parameters, built from `headscope.rendering.explorer_blocks`.
 
         That module may change between versions.
@@ -189,7 +238,7 @@ class Probe:
 
     # Timings --------------------------------------------------------------------------------------------------------
 
-    def bench(self, model: "Model", max_length: int) -> "Mapping[str, Callable[[], object]]":
+    def bench(self, model: "Model", length: int) -> "Mapping[str, Callable[[], object]]":
         """Functions to time up to a context length, by name; the first is the reference for the others."""
         return {}
 
@@ -228,6 +277,17 @@ class Probe:
     def explorer_path(self) -> str:
         """The path of its explorer in the app."""
         return _app_path(self.explorer_tab)
+
+
+def _part_at_place(part: str, module: str, name: str) -> Callable[..., Any]:
+    """The method of a probe that leads to the part at a place."""
+
+    def method(self: Probe, *arguments: Any, **keywords: Any) -> Any:
+        value = getattr(import_module(module), name)
+        return value if name.isupper() or isinstance(value, type) else value(*arguments, **keywords)
+
+    method.__name__ = part
+    return method
 
 
 def _app_path(name: str) -> str:

@@ -1,10 +1,8 @@
 """Which module may import which."""
 
 import ast
-import inspect
 import subprocess
 import sys
-import textwrap
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -194,14 +192,12 @@ def loaded_by(*modules: str) -> set[str]:
 
 
 def parts() -> list[str]:
-    """The modules that the methods of built-in probes import, but for those that may run models."""
+    """The modules of the parts of built-in probes, but for those that may run models."""
     names = {
-        str(node.module)
+        module
         for probe in plugins.probes().values()
-        for method in vars(type(probe)).values()
-        if inspect.isfunction(method) and method.__name__ not in MAY_RUN_MODELS
-        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(method))))
-        if isinstance(node, ast.ImportFrom)
+        for part, (module, _) in probe.part_places().items()
+        if part not in MAY_RUN_MODELS
     }
     assert len(names) > 50
     return sorted(names)

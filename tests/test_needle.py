@@ -26,7 +26,6 @@ from headscope.runs.run_tables import validate
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from probes.needle import analysis as needle_analysis
-from probes.needle import retrieval_scores
 from probes.needle import run as needle
 from probes.needle.generation import rouge1_recall
 from probes.needle.run import NeedleRunner
@@ -197,13 +196,13 @@ LENGTHS = {"strict": 200, "wu": 320}  # prompts of mode wu are 200 tokens shorte
 def shipped_grid(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """All of our needles, hidden from the real model."""
     grid = {"lengths": [LENGTHS["strict"]], "depths": [0.6]}
-    return retrieval_scores(smollm2, out=tmp_path_factory.mktemp("shipped"), quiet=True, **grid)
+    return hs.needle(smollm2, out=tmp_path_factory.mktemp("shipped"), quiet=True, **grid)
 
 
 @pytest.fixture(scope="module")
 def shipped_grid_as_wu(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("wu")
-    return retrieval_scores(smollm2, out=out, quiet=True, needles=1, mode="wu", lengths=[LENGTHS["wu"]], depths=2)
+    return hs.needle(smollm2, out=out, quiet=True, needles=1, mode="wu", lengths=[LENGTHS["wu"]], depths=2)
 
 
 @pytest.mark.model

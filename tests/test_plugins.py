@@ -21,7 +21,7 @@ from support.refusals import assert_names
 from support.tiny_studies import save_checkpoint, save_texts
 
 from headscope import plugin_api, plugins
-from headscope.probe import Probe
+from headscope.probe import PLACES, Probe
 from headscope.rendering.assembly import measured_statistics
 from headscope.runs.column_metadata import Statistic, is_statistic, statistics
 
@@ -87,25 +87,29 @@ def folder(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("probe", plugins.probes().values(), ids=lambda probe: probe.name)
-def test_every_part_of_a_built_in_probe_leads_to_its_definition_without_a_string(probe: Probe) -> None:
-    """Each method imports one name of the probe's own package and returns it or its result, so editors can follow."""
-    methods = [member for name, member in vars(type(probe)).items() if inspect.isfunction(member)]
-    assert len(methods) >= 2
-    for method in methods:
-        (function,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
-        assert isinstance(function, ast.FunctionDef)
-        imported, returned = function.body
-        assert isinstance(imported, ast.ImportFrom)
-        assert isinstance(returned, ast.Return)
-        definition = getattr(importlib.import_module(str(imported.module)), imported.names[0].name)
-        assert str(imported.module).startswith("probes.")
-        base_method = getattr(Probe, method.__name__)
-        assert [*inspect.signature(method).parameters] == [*inspect.signature(base_method).parameters]
-        if isinstance(returned.value, ast.Call):
-            assert callable(definition)
-            inspect.signature(definition).bind(*returned.value.args)
+def test_every_part_of_a_built_in_probe_is_at_its_place_with_the_parameters_of_its_contract(probe: Probe) -> None:
+    """Types are checked by mypy, see test_stub."""
+    places = probe.part_places()
+    assert len(places) >= 2
+    assert {name for name in vars(type(probe)) if hasattr(Probe, name) and callable(vars(Probe).get(name))} == {*places}
+    for part, (module, name) in places.items():
+        definition = getattr(importlib.import_module(module), name)
+        if name.isupper() or isinstance(definition, type):
+            assert getattr(probe, part)() is definition
         else:
-            assert method(probe) is definition
+            _, *expected = inspect.signature(getattr(Probe, part)).parameters
+            assert [*inspect.signature(definition).parameters][: len(expected)] == expected
+    repeated = [
+        entry
+        for entry in probe.parts.split()
+        if "=" in entry and entry.split("=")[1] == PLACES.get(entry.split("=")[0])
+    ]
+    assert not repeated, "these have their usual place"
+
+
+def test_a_part_without_a_place_is_refused_at_the_declaration() -> None:
+    with pytest.raises(TypeError, match="explorer=MODULE"):
+        type("Odd", (Probe,), {"name": "odd", "parts": "results explorer"})
 
 
 def test_all_built_in_probes_are_installed_in_order() -> None:

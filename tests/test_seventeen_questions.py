@@ -18,13 +18,13 @@ from support.playground_page import waiting_for_results
 from support.refusals import assert_names
 from werkzeug.serving import make_server
 
+import headscope as hs
 from dashboards.app import create_app
 from headscope.cli.flags import EXAMPLES, example_run
 from headscope.positions.model import Model
 from headscope.rendering.comparison import comparison_tables
 from headscope.results.comparison import compare, in_order_of_time
 from headscope.runs.run import Run
-from probes.needle import retrieval_scores
 
 EXAMPLE = example_run()
 
@@ -56,7 +56,7 @@ def needle_run(tmp_path_factory: pytest.TempPathFactory, smollm2: Model) -> Run:
     for path in EXAMPLES.glob("*/run.json"):
         (folder / path.parent.name).symlink_to(path.parent)
     models = {"base": smollm2}
-    return retrieval_scores(models, out=folder, quiet=True, lengths=[256], depths=1, needles=1)  # type: ignore[arg-type]
+    return hs.needle(models, out=folder, quiet=True, lengths=[256], depths=1, needles=1)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

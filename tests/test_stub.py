@@ -53,12 +53,41 @@ def uses_of_every_function() -> str:
     return "\n".join(lines)
 
 
+CONTRACTS = """
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from headscope.probe import Probe
+Arguments = ParamSpec("Arguments")
+Part = TypeVar("Part")
+Taken = TypeVar("Taken", contravariant=True)
+class Takes(Protocol[Taken]):
+    def __call__(self, part: Taken) -> None: ...
+def value_of(contract: Callable[[Probe], Part]) -> Takes[Part]:
+    raise NotImplementedError
+def function_of(contract: Callable[Concatenate[Probe, Arguments], Part]) -> Takes[Callable[Arguments, Part]]:
+    raise NotImplementedError
+"""
+"""Functions whose results take a part that has the type of a contract, a method of Probe."""
+
+
+def parts_beside_contracts() -> str:
+    """A script with every part of every built-in probe beside its contract."""
+    lines = [CONTRACTS]
+    for number, probe in enumerate(plugins.probes().values()):
+        for part, (module, name) in probe.part_places().items():
+            takes = "value_of" if name.isupper() or part in ("options", "runner") else "function_of"
+            lines.append(f"from {module} import {name} as {part}_{number}")
+            lines.append(f"{takes}(Probe.{part})({part}_{number})")
+    return "\n".join(lines)
+
+
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What one run of mypy, with the settings of the project, says of all scripts of these tests."""
     folder = tmp_path_factory.mktemp("typed")
     (folder / "uses.py").write_text(uses_of_every_function())
     (folder / "parts.py").write_text(PARTS)
+    (folder / "contracts.py").write_text(parts_beside_contracts())
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         blocks = re.findall(r"```python[^\n]*\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
         if blocks and page.name not in OTHER_PAGES:
@@ -87,9 +116,15 @@ def test_mypy_reveals_the_types_of_every_function(messages: str) -> None:
 
 def test_mypy_types_what_the_parts_of_a_probe_return(messages: str) -> None:
     assert re.findall(r'parts.py.*Revealed type is "(.+)"', messages) == [
-        "type[probes.needle.schema.NeedleOptions]",
-        "type[probes.needle.run.NeedleRunner]",
+        "type[headscope.study.config.Options]",
+        "def (Any, headscope.study.context.StudyContext) -> headscope.study.cells.ProbeRunner | "
+        "headscope.study.cells.ObservingRunner",
         "list[headscope.results.result.Result]",
         "pandas.core.frame.DataFrame | None",
     ]
     assert re.search(r'parts.py:11: error: Missing positional arguments "layer", "head"', messages)
+
+
+def test_mypy_finds_every_part_of_the_built_in_probes_to_have_the_type_of_its_contract(messages: str) -> None:
+    assert parts_beside_contracts().count("(Probe.") > 200
+    assert [line for line in messages.splitlines() if "contracts.py" in line] == []

@@ -1,21 +1,6 @@
 """Probe `adapt`: train AdaRoPE, and optionally a LoRA, on a frozen checkpoint."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from headscope.probe import Probe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from headscope.rendering.blocks import ChartGroup, RenderContext
-    from headscope.results.questions import Question
-    from headscope.results.result import Result
-    from headscope.runs.columns import Table
-    from headscope.runs.run import Run
-    from probes.adapt.run import AdaptRunner
-    from probes.adapt.schema import AdaptOptions
 
 
 class Adapt(Probe):
@@ -29,41 +14,7 @@ class Adapt(Probe):
     order = 20
     takes = ("model", "text", "docs")
     example = "headscope adapt --model smollm2-135m --factor 8"
-
-    def options(self) -> type[AdaptOptions]:
-        from probes.adapt.schema import AdaptOptions
-
-        return AdaptOptions
-
-    def runner(self) -> type[AdaptRunner]:
-        from probes.adapt.run import AdaptRunner
-
-        return AdaptRunner
-
-    def tables(self) -> Sequence[Table]:
-        from probes.adapt.schema import TABLES
-
-        return TABLES
-
-    def questions(self) -> Sequence[Question]:
-        from probes.adapt.questions import QUESTIONS
-
-        return QUESTIONS
-
-    def results(self, run: Run) -> Iterable[Result]:
-        from probes.adapt.results import results
-
-        return results(run)
-
-    def next_steps(self, run: Run) -> Iterable[str]:
-        from probes.adapt.results import next_steps
-
-        return next_steps(run)
-
-    def charts(self, context: RenderContext) -> Iterable[ChartGroup]:
-        from probes.adapt.report import charts
-
-        return charts(context)
+    parts = "options runner tables questions results next_steps charts"
 
 
 PROBE = Adapt()

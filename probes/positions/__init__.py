@@ -1,16 +1,6 @@
 """Position parameters of every model: rotary frequencies per KV group, temperatures per head."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from headscope.probe import Probe
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from headscope.runs.columns import Table
-    from probes.positions.run import PositionsRunner
 
 
 class Positions(Probe):
@@ -23,16 +13,7 @@ class Positions(Probe):
     order = 0
     takes = ("models",)
     runs_always = True
-
-    def runner(self) -> type[PositionsRunner]:
-        from probes.positions.run import PositionsRunner
-
-        return PositionsRunner
-
-    def tables(self) -> Sequence[Table]:
-        from probes.positions.schema import TABLES
-
-        return TABLES
+    parts = "runner tables"
 
 
 PROBE = Positions()

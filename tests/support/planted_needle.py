@@ -16,7 +16,6 @@ from headscope.forward.prefix_cache import TokenIds, last_block_start, shared_pr
 from headscope.positions.model import Model
 from headscope.prompts.needles import Needle
 from headscope.runs.run import Run
-from probes.needle import retrieval_scores
 
 VOCAB = 128
 
@@ -73,7 +72,7 @@ def write_needle_files(folder: Path) -> Path:
 def run_needle_probe(folder: Path, model: Any, out: str = "runs", **changes: Any) -> Run:
     grid = {"lengths": [60, 200], "depths": 3, "file": str(folder / "needles.jsonl"), "seeds": 2, **changes}
     options = {name: grid.pop(name) for name in ("text", "resume") if name in grid}
-    return retrieval_scores(
+    return hs.needle(
         model, options.pop("text", f"file:{folder}/hay/*.txt"), out=folder / out, quiet=True, **options, **grid
     )
 
