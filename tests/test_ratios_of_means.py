@@ -1,5 +1,7 @@
 """Effects that are ratios: over a set of pairs the ratio of means, with Fieller's interval."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -11,7 +13,7 @@ from scipy import stats
 
 from headscope.effects.ranking import largest_unit
 from headscope.effects.sweep import Effects, Sweep, sweep_effects
-from headscope.effects.units import unit_result
+from headscope.effects.units import head_columns, unit_result
 from headscope.runs.aggregation import linearise_ratios, ratio_of_means_interval
 
 FloatArray = npt.NDArray[np.float64]
@@ -105,3 +107,33 @@ def test_pairs_that_were_not_patched_are_left_out_of_both_means() -> None:
     rows = effects_of(ratios, gaps).units
     assert rows["effect"].tolist() == pytest.approx([(0.5 * 4 + 1.0) / 5, (0.2 * 4 + 0.3 * 2 + 0.4) / 7])
     assert rows["n"].tolist() == [2, 3]
+
+
+def test_an_interval_that_only_the_choice_opens_is_that_of_the_linearised_ratios() -> None:
+    """Four pairs and 270 exact heads: the mean difference is clear, but not at the level of 1 in 270 tests."""
+    rng = np.random.default_rng(1)
+    effects = effects_of(rng.normal(0.1, 0.2, (270, 4)), np.array([2.0, 3.0, 4.0, 3.5]))
+    largest, plain = largest_unit(effects), effects.units.loc[effects.units["effect"].idxmax()]
+    assert np.isfinite([plain["low"], plain["high"]]).all()
+    assert largest["low"] < plain["low"] < plain["high"] < largest["high"]
+    assert np.isfinite([largest["low"], largest["high"]]).all()
+
+
+def test_a_per_head_column_over_sets_weights_every_pair_alike_whatever_the_metric_of_its_set() -> None:
+    """Sets of 2 and 3 pairs with differences of about 1 and 10 logits: 2/5 and 3/5 of their ratios of means."""
+    differences = {"small": [1.0, 1.2], "large": [9.0, 10.0, 12.0]}
+    ratios = {"small": [0.9, 0.7], "large": [0.1, 0.2, 0.3]}
+    rows = pd.DataFrame(
+        [
+            {"model": "base", "prompts": name, "pair": f"{name} {n}", "effect": ratio, "difference": gap}
+            for name, gaps in differences.items()
+            for n, (gap, ratio) in enumerate(zip(gaps, ratios[name], strict=True))
+        ]
+    )
+    rows = rows.assign(layer=0, kv_group=0, head=0, method="exact", column="patching_z", doc=rows["pair"])
+    geometry = {"layers": 1, "heads": 1, "kv_groups": 1}
+    run = SimpleNamespace(manifest={"models": [{"label": "base", "geometry": geometry}]})
+    sweep = Sweep(keys=("model", "prompts"), sample="pair", value="effect", weight="difference")
+    value = head_columns(run, rows, sweep)["patching_z"].item()  # type: ignore[arg-type]
+    by_set = {name: np.average(ratios[name], weights=differences[name]) for name in ratios}
+    assert value == pytest.approx((2 * by_set["small"] + 3 * by_set["large"]) / 5)

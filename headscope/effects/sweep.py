@@ -57,11 +57,22 @@ class Sweep:
         With `weights` [samples], the values are those of `linearise_ratios`.
         """
         if weights is not None:
-            of_units = np.broadcast_to(weights, values.shape)
-            return ratio_of_means_interval(values, of_units, choices).clip(*self.limits)
+            return self._ratio_intervals(values, np.broadcast_to(weights, values.shape), choices).clip(*self.limits)
         if self.is_share and values.shape[1]:
             return np.asarray(wilson_interval(values.mean(axis=1), values.shape[1], choices))
         return confidence_interval(values, choices).clip(*self.limits)
+
+    def _ratio_intervals(
+        self, values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], choices: int
+    ) -> npt.NDArray[np.float64]:
+        """Fieller's intervals of ratios. The denominator is common to all units: if only the allowance for `choices`
+        opens an interval, it is Student's t of the linearised ratios."""
+        ends = ratio_of_means_interval(values, weights, choices)
+        if choices == 1 or np.isfinite(ends).all():
+            return ends
+        has_one = np.isfinite(ratio_of_means_interval(values, weights)).all(axis=0)
+        is_open = ~np.isfinite(ends).all(axis=0) & has_one
+        return np.where(is_open, confidence_interval(values, choices), ends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,7 +278,8 @@ def with_mean_estimates(effects: Effects | None, sweep: Sweep, key: Mapping[str,
         )
     else:
         values = effects.values
-        measured = effects.units.set_index(values.index)[["effect", "low", "high", "p", "n"]]
+        statistics = ["effect", "low", "high", "p", "n", *(["mean_of_ratios"] if sweep.weight else [])]
+        measured = effects.units.set_index(values.index)[statistics]
     units = means.rename(columns={"n": "n_estimated"}).join(measured.astype("float64"), how="outer").sort_index()
     is_exact = units["effect"].notna().to_numpy()
     estimates = pd.DataFrame({method: units["estimate"]})
@@ -276,7 +288,8 @@ def with_mean_estimates(effects: Effects | None, sweep: Sweep, key: Mapping[str,
     units["method"] = pd.Categorical.from_codes(is_exact.astype(np.int8), pd.Index([method, EXACT]))
     units["p_adjusted"] = adjust_p_values(units["p"])
     units = units.drop(columns=["estimate", "n_estimated"]).rename_axis([*sweep.units]).reset_index()
-    return Effects(sweep, key, units, values, estimates, estimates[method].abs())
+    weights = None if effects is None else effects.weights
+    return Effects(sweep, key, units, values, estimates, estimates[method].abs(), weights)
 
 
 def effects_table(effects: Sequence[Effects]) -> pd.DataFrame:

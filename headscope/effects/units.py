@@ -85,7 +85,10 @@ def head_columns(run: RunTables, rows: pd.DataFrame, sweep: Sweep) -> pd.DataFra
     blocks = []
     for name, block in groups:
         of_samples = block.set_index([*HEAD_KEYS, "doc"])
-        weights = of_samples[sweep.weight] if sweep.weight else None
+        weights = None
+        if sweep.weight:  # relative to those of the set, so that a set of large differences does not dominate others
+            by_set = of_samples.groupby([*sweep.keys])[sweep.weight]
+            weights = of_samples[sweep.weight] / by_set.transform("mean")
         means = mean_with_interval(of_samples[sweep.value], str(name), weights=weights)
         has_estimates = len(sweep.methods) > 1
         blocks.append(with_method(means, block.set_index(HEAD_KEYS)["method"]) if has_estimates else means)

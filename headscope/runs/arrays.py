@@ -72,8 +72,9 @@ def _known(run: RunTables, table_name: str, where: Mapping[str, Any]) -> Mapping
 
 
 def _column(table: Table, column: str) -> str:
-    """The column whose values fill the array: the named one, or `effect`, or the only one."""
-    column = column or ("effect" if "effect" in table.values else table.values[0] if len(table.values) == 1 else "")
+    """The column whose values fill the array: the named one, or `effect`, or the only one beside flags."""
+    measured = [other.name for other in table.columns if other.name in table.values and other.kind != "flag"]
+    column = column or ("effect" if "effect" in measured else measured[0] if len(measured) == 1 else "")
     if column not in table.values:
         hint = did_you_mean(column, table.values)
         raise BadInput(f"name a column of '{table.name}', not '{column}'{hint}. Use {', '.join(table.values)}")

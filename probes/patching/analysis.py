@@ -50,8 +50,8 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "",
             "fraction of the metric's difference between the clean and the corrupted run that patching the "
             f"{label} of the head or of its KV group recovers (denoising) or, if only noising was run, removes; ratio "
-            "of the means over the pairs of all prompt sets that count in every model (is_counted); "
-            "exact where patched, else estimated",
+            "of the means over the pairs of a prompt set that count in every model (is_counted), weighted over sets by "
+            "their number of pairs; exact where patched, else estimated",
             number_format="+.2f",
         )
         for activation, label in ACTIVATION_LABELS.items()
