@@ -481,3 +481,37 @@ def test_prompts_that_the_model_does_not_answer_are_named_and_count_only_if_kept
         assert {one.n for one in results(run) if one.question == "ablation.only"} <= {counted}
         assert (counted > 0) == ("ablation_zero" in run.heads)
     assert sum(shares) == 1
+
+
+def test_prompts_that_differ_in_what_is_not_run_give_a_warning(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three corruptions of one clean prompt are three pairs to patch, but one prompt to ablate."""
+    lines = [
+        {"name": f"p{n}", "clean": "w3 w5 w9", "corrupted": f"w{n} w5 w9", "answer": ANSWER, "wrong": WRONG}
+        for n in (10, 11, 12)
+    ]
+    file = tmp_path / "equal.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    run_study(folder, tmp_path / "runs", pairs=[str(file)], heads=["L0H1"], keep_failing=True)
+    messages = [record.getMessage() for record in caplog.records if "repeat the clean prompt" in record.getMessage()]
+    assert_names(messages[0], "2 of 3", "'equal'", "'p11' is 'p10'", "independent")
+
+
+def test_a_file_with_exchanged_answers_says_so_beside_the_prompts_that_are_left_out(
+    folder: Path, tmp_path: Path
+) -> None:
+    warnings = []
+    for name, answer, wrong in (("plain", ANSWER, WRONG), ("exchanged", WRONG, ANSWER)):
+        lines = [
+            {"name": f"p{n}", "clean": f"w{n} w5 w9", "corrupted": "w8 w5 w9", "answer": answer, "wrong": wrong}
+            for n in range(5)
+        ]
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("\n".join(map(json.dumps, lines)))
+        run = run_study(folder, tmp_path / name, pairs=[str(file)], heads=["L0H1"], metric="logit_diff")
+        by_question = {one.question: one for one in results(run) if one.model == "base"}
+        if by_question["ablation.answered"].value < 0.5:
+            warnings.append(sentence(by_question["ablation.wrong"]))
+    (warning,) = warnings  # of five prompts, one of the two files has more than half wrong
+    assert warning.endswith("Answer and wrong answer may be exchanged.")

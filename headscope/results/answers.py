@@ -34,7 +34,7 @@ def answer_questions(area: str, samples: str = "prompts", *, has_corrupted: bool
             name=f"{area}.{name}",
             sentence=f"{{model}}, {{prompts}}: {{number:.0f}} of {{n:n {samples}}} are left out of means, because "
             f"{reason if has_corrupted else reason.removesuffix(' to the clean prompt')}: "
-            f"{{names:+.2f}}[ and {{more}} more] ({{label}}). Use other {samples}, or --keep-failing",
+            f"{{names:+.2f}}[ and {{more}} more] ({{label}}). Use other {samples}, or --keep-failing[. {{doubt}}]",
             number=".0f",
             level="warning",
         )
@@ -103,20 +103,21 @@ def answer_results(
         yield mean_result(f"{area}.metric", clean, details=details, **place)
         if metric in ANSWER_CRITERIA:
             is_answered = pd.Series(gives_answer(metric, clean.to_numpy()), clean.index)
-            yield from _failure_results(area, by_prompt, is_answered, metric, place)
-            unanswered = int((by_prompt["is_counted"] & ~is_answered).sum())
             may_be_exchanged = is_answered.mean() < 0.5 and metric in METRICS_WITH_WRONG
             exchange = ", or clean and corrupted prompts," if "metric_corrupted" in rows else ""
+            doubt = f"Answer and wrong answer{exchange} may be exchanged" if may_be_exchanged else ""
+            yield from _failure_results(area, by_prompt, is_answered, metric, doubt, place)
+            unanswered = int((by_prompt["is_counted"] & ~is_answered).sum())
             answers = {
                 "answer_criterion": ANSWER_CRITERIA[metric],
                 "unanswered": unanswered or None,
-                "doubt": f"Answer and wrong answer{exchange} may be exchanged" if may_be_exchanged else "",
+                "doubt": doubt,
             }
             yield share_result(f"{area}.answered", is_answered, details=answers, **place)
 
 
 def _failure_results(
-    area: str, prompts: pd.DataFrame, is_answered: pd.Series, metric: str, place: dict[str, Any]
+    area: str, prompts: pd.DataFrame, is_answered: pd.Series, metric: str, doubt: str, place: dict[str, Any]
 ) -> Iterator[Result]:
     """The prompts that means leave out because they do not show how the model answers, with their metrics by name."""
     is_left_out = ~prompts["is_counted"]
@@ -134,6 +135,7 @@ def _failure_results(
             "names": {str(pair): float(value) for pair, value in values[:MAX_NAMES].items()},
             "more": len(values) - MAX_NAMES if len(values) > MAX_NAMES else None,
             "label": f"{metric_label(metric)}{prompt}",
+            "doubt": doubt,
         }
         yield Result(question=f"{area}.{name}", value=len(values), n=len(prompts), details=details, **place)
 

@@ -1,5 +1,6 @@
 """The sets of prompts of a probe, in the tokens of every model."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,6 +8,8 @@ from headscope.prompts.haystack import Haystack
 from headscope.prompts.pair_sets import GENERATED_SETS, PROMPT_SET, PairSet, check_set_names, load_pair_set
 from headscope.prompts.pairs import Alignment, TokenPair, stored_metric_name
 from headscope.study.context import StudyContext
+
+log = logging.getLogger("headscope")
 
 
 class PromptSets:
@@ -51,6 +54,8 @@ class PromptSets:
             if self._check is not None:
                 for number in range(1 if source in GENERATED_SETS else len(pairs)):
                     self._check(label, pairs.build(number))
+            if self._alignment == "free" and source not in GENERATED_SETS:
+                _warn_about_equal_prompts(pairs)
             self.context.record_input(f"prompts '{source}'", [pairs.digest.encode()])
             self._opened[label, source] = pairs
         return self._opened[label, source]
@@ -72,4 +77,20 @@ class PromptSets:
             seed=self.context.seed,
             alignment=self._alignment,
             metric=self._metric,
+        )
+
+
+def _warn_about_equal_prompts(pairs: PairSet) -> None:
+    """Warn of pairs that differ in the corrupted prompt only: where it is not run, they are one sample, not several."""
+    first: dict[tuple[bytes, ...], str] = {}
+    copies = []
+    for pair in map(pairs.build, range(len(pairs))):
+        content = tuple(ids.tobytes() for ids in (pair.clean, pair.answer, pair.wrong))
+        if first.setdefault(content, pair.name) != pair.name:
+            copies.append(f"'{pair.name}' is '{first[content]}'")
+    if copies:
+        log.warning(
+            "%d of %d prompts of '%s' repeat the clean prompt and answers of another (%s), and intervals count them as "
+            "independent. Keep one of each",
+            *(len(copies), len(pairs), pairs.name, copies[0]),
         )

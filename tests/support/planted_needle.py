@@ -71,10 +71,7 @@ def write_needle_files(folder: Path) -> Path:
 
 def run_needle_probe(folder: Path, model: Any, out: str = "runs", **changes: Any) -> Run:
     grid = {"lengths": [60, 200], "depths": 3, "file": str(folder / "needles.jsonl"), "seeds": 2, **changes}
-    options = {name: grid.pop(name) for name in ("text", "resume") if name in grid}
-    return hs.needle(
-        model, options.pop("text", f"file:{folder}/hay/*.txt"), out=folder / out, quiet=True, **options, **grid
-    )
+    return hs.needle(model, **{"text": f"file:{folder}/hay/*.txt", "out": folder / out, "quiet": True, **grid})
 
 
 def read_tokens(prompts: Iterable[TokenIds], block: int) -> int:
