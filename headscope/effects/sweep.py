@@ -173,8 +173,15 @@ def sweep_effects(rows: pd.DataFrame, sweep: Sweep, models: Sequence[str]) -> li
     A unit counts by its most accurate method. Rows that share a unit, a sample and a method are averaged.
     """
     groups: Any = plain_types(rows).groupby([*sweep.keys], sort=False)
+    if sweep.weight:  # a ratio of means needs a mean difference
+        groups = [(key, block) for key, block in groups if _weights_by_sample(block, sweep).sum() != 0]
     effects = [_effects_of(block, sweep, dict(zip(sweep.keys, key, strict=True))) for key, block in groups]
     return sorted(effects, key=lambda one: models.index(one.model))
+
+
+def _weights_by_sample(rows: pd.DataFrame, sweep: Sweep) -> pd.Series:
+    """The denominators of effects that are ratios by sample (index)."""
+    return rows.groupby(sweep.sample)[sweep.weight].first().astype("float64")
 
 
 def _effects_of(rows: pd.DataFrame, sweep: Sweep, key: Mapping[str, Any]) -> Effects:
@@ -185,7 +192,7 @@ def _effects_of(rows: pd.DataFrame, sweep: Sweep, key: Mapping[str, Any]) -> Eff
         for name in sweep.methods
         if (method == name).any()
     }
-    weights = rows.groupby(sweep.sample)[sweep.weight].first().astype("float64") if sweep.weight else None
+    weights = _weights_by_sample(rows, sweep) if sweep.weight else None
     exact = tables.get(EXACT)
     chosen: list[pd.DataFrame] = []
     methods: list[pd.Series] = []
