@@ -9,17 +9,18 @@ from headscope.study.context import StudyContext
 
 
 class NamedHeads:
-    """The heads of names such as L18H6, file:FILE and run:FOLDER:STATISTIC:COUNT, read once and recorded as an input.
+    """The heads of names such as L18H6, file:FILE and run:FOLDER:STATISTIC:COUNT, read once.
 
-    `option` names the option that they come from. Raises as `parse_heads` does.
+    Files and runs are recorded as inputs of the study, each by its name, so that those of several probes are all
+    compared when a run resumes. Raises as `parse_heads` does.
     """
 
-    def __init__(
-        self, context: StudyContext, names: Sequence[str], weights: AcceptedWeights = "same", option: str = "heads"
-    ):
+    def __init__(self, context: StudyContext, names: Sequence[str], weights: AcceptedWeights = "same"):
         self.context, self._weights = context, weights
         self._sets = {name: parse_heads(name) for name in names}
-        context.record_input(option, [",".join(self.identifiers).encode()])
+        for name, heads in self._sets.items():
+            if name.startswith(("file:", "run:")):
+                context.record_input(f"heads '{name}'", [",".join(heads.identifiers).encode()])
 
     @property
     def identifiers(self) -> list[str]:

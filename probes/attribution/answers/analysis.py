@@ -11,7 +11,7 @@ from headscope.effects.prompts import rows_that_count
 from headscope.prompts.pair_sets import PROMPT_SET
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run_tables import RunTables
-from probes.attribution.answers.schema import ANSWER_HEADS, ANSWER_METRIC, ANSWER_PARTS
+from probes.attribution.answers.schema import ANSWER_HEADS, ANSWER_PARTS, COUNTED_BY
 
 SET_KEYS = ["model", "prompts"]
 START, END = -1, 1_000_000
@@ -21,7 +21,7 @@ START, END = -1, 1_000_000
 def last_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows at the last position of each prompt, which predicts the answer, with the column `metric`."""
     last = rows.groupby([*SET_KEYS, "pair"], observed=True)["position"].transform("max")
-    return plain_types(rows[rows["position"] == last]).assign(metric=ANSWER_METRIC)
+    return plain_types(rows[rows["position"] == last]).assign(metric=COUNTED_BY)
 
 
 def heads_at_answer(run: RunTables) -> pd.DataFrame:

@@ -22,7 +22,7 @@ from headscope.study.config import MAX_PROMPT_TOKENS
 from headscope.study.context import StudyContext
 from headscope.study.prompt import read_prompt
 from headscope.study.prompt_sets import PromptSets
-from probes.attribution.answers.schema import ANSWER_HEADS, ANSWER_METRIC, ANSWER_PARTS, ANSWER_TOKENS
+from probes.attribution.answers.schema import ANSWER_HEADS, ANSWER_PARTS, ANSWER_TOKENS, COUNTED_BY
 from probes.attribution.schema import AttributionOptions
 
 
@@ -71,7 +71,7 @@ class AnswerRunner:
         keys = {"model": cell.model, "prompts": pairs.name, "pair": pair.name}
         logit = float(terms.part_terms["logit", 0][-1])
         is_alone = wrong is None or self.options.pairs is None  # means are over no other prompt
-        is_counted = is_alone or self.options.keep_failing or shows_answer(ANSWER_METRIC, logit)
+        is_counted = is_alone or self.options.keep_failing or shows_answer(COUNTED_BY, logit)
         return {
             ANSWER_HEADS.name: {**keys, **_head_rows(terms), "is_counted": is_counted},
             ANSWER_PARTS.name: {**keys, **_part_rows(answer_parts(terms)), "is_counted": is_counted},

@@ -8,7 +8,7 @@ from headscope.runs.columns import GROUP, HEAD, IS_COUNTED, LAYER, MODEL, Column
 PROMPTS = key("prompts", "label", "", "set of prompts: a generated set, the name of a file, or prompt", None)
 PAIR_NAME = key("pair", "label", "", "name of the prompt within its set", None)
 ROW = key("position", "index32", "tokens", "row: the position in the prompt, from 0; the last one predicts the answer")
-ANSWER_METRIC = "logit_diff"
+COUNTED_BY = "logit_diff"
 """The metric that says whether a model gives the answer of a pair."""
 CONTRIBUTION_MEANING = (
     "to the logit of the answer minus that of the wrong answer, or, without a wrong answer, minus the mean over the "

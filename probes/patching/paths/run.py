@@ -66,7 +66,7 @@ class PathsRunner:
         self.options, self.context = options, context
         self.sets = open_pair_sets(context, options, lambda label, pair: self._placed_paths([], pair))
         self._named_heads = {
-            option: NamedHeads(context, names, options.weights, option)
+            option: NamedHeads(context, names, options.weights)
             for option, names in (("senders", options.senders), ("receivers", options.receivers))
             if names != ALL_HEADS
         }
