@@ -5,7 +5,10 @@
 Names are imported on first use: importing this module loads neither torch nor pandas. Only the names of the groups
 "models and listeners" and `StudyContext` need torch, so a probe should use them in the module of its `runner` only.
 
-- Declaration: `Probe` and `API_VERSION`, which increases when a name here is removed or changes its meaning.
+- Declaration: `Probe` and `API_VERSION`, which increases when a name here is removed or changes its meaning;
+  `AttentionScoreProbe` is a probe of one score, a function of what a layer attends.
+- Scores: a `Score` declares a number of every head; its rows are `TableRows`, and heads above a threshold have its
+  `ScoreRole`. Statistics, columns, questions, results and charts follow.
 - Options: `Options` is the base class of a probe's options, `Lengths` the type of a list of context lengths, `BadInput`
   the error for a value that cannot be used; validators of options raise ValueError, or `OptionError` with `OptionName`
   to name an option as a flag or as a key.

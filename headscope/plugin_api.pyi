@@ -38,6 +38,9 @@ from .rendering.text import heads_by_model as heads_by_model
 from .results.questions import Question as Question
 from .results.result import Bound as Bound
 from .results.result import Result as Result
+from .results.scores import Score as Score
+from .results.scores import ScoreRole as ScoreRole
+from .results.scores import TableRows as TableRows
 from .results.verdicts import judge as judge
 from .results.words import join_words as join_words
 from .runs.aggregation import HEAD_KEYS as HEAD_KEYS
@@ -64,6 +67,7 @@ from .runs.columns import Table as Table
 from .runs.columns import key as key
 from .runs.run import Run as Run
 from .runs.run_tables import RunTables as RunTables
+from .score_probe import AttentionScoreProbe as AttentionScoreProbe
 from .study.cells import Cell as Cell
 from .study.cells import ObservingRunner as ObservingRunner
 from .study.cells import ProbeRunner as ProbeRunner

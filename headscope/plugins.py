@@ -5,6 +5,7 @@ entry point of the group `headscope.probes` names the declaration. A part that f
 everything else keeps working.
 """
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -112,8 +113,9 @@ def _load_declaration(entry: EntryPoint) -> Probe | None:
         probe = entry.load()
         if not isinstance(probe, Probe) or probe.name != entry.name:
             raise TypeError(f"{entry.value} is not a Probe named '{entry.name}'")
+        known = {name for base in type(probe).__mro__[1:] for name in (*vars(base), *inspect.get_annotations(base))}
         for name in vars(type(probe)):
-            if not name.startswith("_") and not hasattr(Probe, name) and name not in Probe.__annotations__:
+            if not name.startswith("_") and name not in known:
                 raise TypeError(_unknown_part(name))
         return probe
     except Exception as error:  # third-party code can fail in any way

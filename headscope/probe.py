@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headscope.rendering.blocks import Block, Card, ChartGroup, Overview, PageContent, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
+    from headscope.results.scores import Score
     from headscope.runs.column_metadata import Role, Statistic
     from headscope.runs.columns import Table
     from headscope.runs.run import Run
@@ -32,6 +33,7 @@ PLACES: Mapping[str, str] = {
     "head_columns": "analysis.head_statistics",
     "model_columns": "analysis.model_statistics",
     "loss_by_kept_keys": "kept_keys.loss_by_kept_keys",
+    "scores": "scores.SCORES",
     "questions": "questions.QUESTIONS",
     **{name: f"results.{name}" for name in ("results", "head_results", "overview", "next_steps")},
     "glossary": "report.GLOSSARY",
@@ -46,6 +48,20 @@ PLACES: Mapping[str, str] = {
 }
 """Where a part is in the package of a probe: module and name; {} is the name of its class. A name in capitals and a
 class are the part themselves, a function is called."""
+
+
+FROM_SCORES: Mapping[str, str] = {
+    "statistics": "headscope.results.scores.score_statistics",
+    "roles": "headscope.results.scores.score_roles",
+    "head_columns": "headscope.results.scores.score_head_columns",
+    "model_columns": "headscope.results.scores.score_model_columns",
+    "questions": "headscope.results.scores.score_questions",
+    "results": "headscope.results.scores.score_results",
+    "charts": "headscope.rendering.score_charts.score_charts",
+    "overview_cards": "headscope.rendering.score_charts.score_cards",
+    "overview": "headscope.rendering.score_overview.score_overview",
+}
+"""The parts that follow from `scores`, and the functions that form them. Those that a probe has itself are added."""
 
 
 class Probe:
@@ -95,6 +111,9 @@ class Probe:
     def __init_subclass__(cls) -> None:
         for part, (module, name) in cls.part_places().items():
             setattr(cls, part, _part_at_place(part, module, name))
+        if "scores" in vars(cls):
+            for part, place in FROM_SCORES.items():
+                setattr(cls, part, _with_scores(part, place, getattr(cls, part)))
 
     @classmethod
     def part_places(cls) -> Mapping[str, tuple[str, str]]:
@@ -130,6 +149,13 @@ class Probe:
         return ()
 
     # Statistics of heads and models ----------------------------------------------------------------------------------
+
+    def scores(self) -> "Sequence[Score]":
+        """Its scores of heads.
+
+        Statistics, columns with intervals, roles, questions, results, charts, cards and `--json` data follow from them.
+        """
+        return ()
 
     def statistics(self) -> "Mapping[str, Statistic]":
         """How to show its columns of the per-head and per-model tables, by name.
@@ -288,6 +314,29 @@ def _part_at_place(part: str, module: str, name: str) -> Callable[..., Any]:
 
     method.__name__ = part
     return method
+
+
+def _with_scores(part: str, place: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    """The method that joins what follows from the scores of a probe with what it adds itself."""
+    module, _, name = place.rpartition(".")
+
+    def method(self: Probe, *arguments: Any, **keywords: Any) -> Any:
+        derived = getattr(import_module(module), name)(self, *arguments, **keywords)
+        return _join(derived, own(self, *arguments, **keywords))
+
+    method.__name__ = part
+    return method
+
+
+def _join(derived: Any, own: Any) -> Any:
+    """Two values of one part as one: mappings, columns and sequences together, and otherwise the probe's own."""
+    if isinstance(derived, Mapping):
+        return {**derived, **own}
+    if isinstance(derived, Iterable) and not hasattr(derived, "columns"):
+        return [*derived, *own]
+    if derived is None or own is None:
+        return own if derived is None else derived
+    return derived.join(own, how="outer") if hasattr(own, "columns") else own
 
 
 def _app_path(name: str) -> str:

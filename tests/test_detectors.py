@@ -32,9 +32,9 @@ from headscope.runs.column_metadata import heads_with_role
 from headscope.runs.run import Run
 from headscope.runs.summary import model_table
 from headscope.study.config import build_study
-from probes.detectors import report, results
-from probes.detectors.analysis import KIND_COLUMNS
+from probes.detectors import PROBE, report, results
 from probes.detectors.run import detector_scores, repeated_random_tokens
+from probes.detectors.scores import TARGETS
 
 PERIOD = 20
 FIVE = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3")
@@ -234,7 +234,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_the_head_table_has_the_mean_over_sequences_at_the_longest_length(run: Run) -> None:
     rows = run.detectors[(run.detectors["context_length"] == 1024) & (run.detectors["model"] == "yarn")]
     heads = run.heads[run.heads["model"] == "yarn"].set_index(["layer", "head"])
-    for kind, name in KIND_COLUMNS.items():
+    for kind, name in {kind: f"{kind}_token" for kind in TARGETS}.items():
         means = rows[rows["kind"] == kind].astype({"score": "float64"}).groupby(["layer", "head"])["score"].mean()
         np.testing.assert_allclose(heads[name], means, rtol=1e-6)
         assert (heads[f"{name}_low"] <= heads[name]).all()
@@ -250,7 +250,7 @@ def test_unmeasured_detector_is_missing_and_not_zero(run: Run, monkeypatch: pyte
     assert other.heads.loc[other.heads["layer"] == 1, "induction_token"].isna().all()
     assert not heads_with_role(other.heads, "induction")[other.heads["layer"] == 1].any()
     assert not heads_with_role(other.heads, "duplicate-token").any()
-    assert all([*group.charts] for group in report.charts(assembly.render_context(other)))
+    assert all([*group.charts] for group in PROBE.charts(assembly.render_context(other)))
     assert len([*results.head_results(other, "base", 1, 0)]) == 0
 
 
@@ -259,8 +259,8 @@ def test_roles_results_and_charts_have_the_same_numbers(run: Run) -> None:
     base = run.heads[run.heads["model"] == "base"]
     induction = heads_with_role(base, "induction")
     assert induction.equals(base["induction_token"] > 0.5)
-    answers = {(result.question, result.model): result for result in results.results(run)}
-    assert len({result.key for result in results.results(run)}) == len([*results.results(run)])
+    answers = {(result.question, result.model): result for result in PROBE.results(run)}
+    assert len({result.key for result in PROBE.results(run)}) == len([*PROBE.results(run)])
     count, top = answers["induction.heads", "base"], answers["induction.top_head", "base"]
     assert (count.value, count.n) == (induction.sum(), 24)
     assert model_table(run).set_index("model").loc["base", "induction_heads"] == induction.sum()
@@ -306,7 +306,7 @@ def test_a_study_stores_both_lengths_of_both_models(tmp_path: Path, monkeypatch:
     table = run.detectors
     assert set(table["context_length"]) == {16, 32}
     assert len(table) == 2 * 2 * 3 * 16 * len(DETECTOR_KINDS)
-    assert set(KIND_COLUMNS.values()) <= set(run.heads)
+    assert {f"{kind}_token" for kind in TARGETS} <= set(run.heads)
     assert run.heads["induction_token_low"].notna().all()
 
 

@@ -94,6 +94,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "effects",
     },
     "study": {
+        "attention",
         "compat",
         "process_memory",
         "errors",
@@ -136,6 +137,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     },
     "api": {"errors", "user_input", "plugins", "probe", "runs", "results", "rendering", "study", "models", "positions"},
     "callback": {"errors", "study"},
+    "score_probe": {"probe", "rendering", "results", "runs", "study"},
 }
 """Folder or module of headscope -> those that it may import. `bench`, `cli`, `reference` and `stub` may import all."""
 

@@ -29,10 +29,10 @@ from headscope.positions.model import Model
 from headscope.rendering import run_results
 from headscope.results import words
 from headscope.runs.run import Run
-from probes.detectors import report
+from probes.detectors import PROBE
 from probes.detectors import results as detector_results
-from probes.detectors.results import results
 from probes.detectors.run import run_listener
+from probes.detectors.scores import PROMPT_TARGETS, SCORES
 
 IDS = np.array([5, 6, 7, 5, 5, 6, 8, 7, 5, 6, 6, 9])
 FAMILIES = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3", "olmo2", "gpt_neox", "qwen2")
@@ -167,7 +167,7 @@ def test_lists_of_prompts_and_of_tokens_give_scores_per_prompt_and_means(model: 
     means = table[table["kind"] == "duplicate"].groupby(["layer", "head"], observed=True)["score"].mean()
     heads = of_texts.heads.set_index(["layer", "head"])
     np.testing.assert_allclose(heads["prompt_duplicate_token"], means, rtol=1e-6)
-    top = next(result for result in results(of_texts) if result.where.get("kind") == "duplicate")
+    top = next(result for result in PROBE.results(of_texts) if result.where.get("kind") == "duplicate")
     assert (top.value, top.n) == (pytest.approx(means.max()), 2)
 
 
@@ -177,7 +177,7 @@ def test_each_of_several_prompts_has_a_line_with_the_top_head_of_every_kind(
     """The prompts were in the table only; the second one repeats no token."""
     run = detect(model, tmp_path, prompt=["w1 w2 w3 w1 w2", "w4 w5 w6"])
     table = run.table("prompt_detectors")
-    lines = [result for result in results(run) if result.question == "prompt_detectors.prompt"]
+    lines = [result for result in PROBE.results(run) if result.question == "prompt_detectors.prompt"]
     assert [result.where["prompt"] for result in lines] == [0, 1]
     for number, result in enumerate(lines):
         of_prompt = table[table["prompt"] == number]
@@ -188,7 +188,7 @@ def test_each_of_several_prompts_has_a_line_with_the_top_head_of_every_kind(
     assert [name.split()[0] for name in lines[1].details["heads"]] == ["previous", "current", "first"]
     assert len(run_results.row_lines(run)) == 2
     monkeypatch.setattr(detector_results, "MAX_SUBSETS", 1)
-    assert "prompt_detectors.prompt" not in {result.question for result in results(run)}
+    assert "prompt_detectors.prompt" not in {result.question for result in PROBE.results(run)}
 
 
 def test_a_function_a_matrix_and_a_file_are_the_same_pattern(model: Model, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_command_takes_a_prompt_and_tokens(tmp_path: Path) -> None:
 
 def test_a_run_of_prompts_has_charts_of_each_kind(model: Model, tmp_path: Path) -> None:
     run = detect(model, tmp_path, prompt="w1 w2 w1 w2 w1 w3", pattern=lambda ids: np.eye(len(ids)))
-    assert {kind for kind in report.PROMPT_KIND_COLUMNS.values() if kind in run.heads} == {
-        *report.PROMPT_KIND_COLUMNS.values()
-    }
+    columns = {score.column for score in SCORES if score.column.startswith("prompt_")}
+    assert len(columns) == len(PROMPT_TARGETS)
+    assert columns <= {*run.heads}
     assert len(run.charts("own-pattern")) >= 1

@@ -13,14 +13,14 @@ from headscope.results.collection import all_results
 from headscope.runs.column_metadata import exceeds, falls_below, heads_with_role, roles
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
-from probes.detectors.analysis import KIND_COLUMNS, role_name
+from probes.detectors.scores import SCORES
 from probes.needle.analysis import retrieval_summary, scores_by_group
 from probes.needle.head_columns import RETRIEVAL_THRESHOLD
 from probes.weights.results import _value_results as value_results
 
 EXAMPLES = Path(__file__).parents[1] / "headscope" / "examples"
 RUNS = sorted(path.parent for path in EXAMPLES.glob("2*/run.json"))
-ROLE_COLUMNS = {"retrieval": "retrieval"} | {role_name(kind): column for kind, column in KIND_COLUMNS.items()}
+ROLE_COLUMNS = {"retrieval": "retrieval"} | {score.role.name: score.column for score in SCORES if score.role}
 """Role -> its statistic."""
 
 

@@ -15,8 +15,8 @@ class Detectors(Probe):
     takes = ("models",)
     example = "headscope detectors --model base=smollm2-135m --period 128,512 --sequences 8"
     parts = (
-        "options runner tables statistics head_columns model_columns roles questions results head_results "
-        "overview=analysis.overview glossary charts overview_cards head_charts bench=run.benchmark_variants"
+        "options runner tables scores questions=results.QUESTIONS results head_results glossary head_charts "
+        "bench=run.benchmark_variants"
     )
 
 

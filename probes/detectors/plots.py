@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 
 from headscope.plots import axes, style
 from headscope.runs.aggregation import mean_with_interval, plain_types
-from probes.detectors.analysis import KIND_COLUMNS
+from probes.detectors.scores import TARGETS
 
 
 def mean_over_sequences(rows: pd.DataFrame, *group_columns: str) -> pd.DataFrame:
@@ -27,9 +27,9 @@ def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: in
     means = mean_over_sequences(longest.assign(model=longest["model"].astype(pd.CategoricalDtype(models))))
     figure = style.new_figure(title)
     for label, model_style in style.model_styles(means).items():
-        by_kind = means[means["model"] == label].set_index("kind").reindex(list(KIND_COLUMNS))
+        by_kind = means[means["model"] == label].set_index("kind").reindex(list(TARGETS))
         figure.add_bar(
-            x=list(KIND_COLUMNS),
+            x=list(TARGETS),
             y=by_kind["score"],
             error_y={
                 "type": "data",
@@ -43,9 +43,9 @@ def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: in
             marker_color=model_style.colour,
             name=model_style.name,
         )
-    chance = means.groupby("kind", observed=True)["chance"].max().reindex(list(KIND_COLUMNS))
+    chance = means.groupby("kind", observed=True)["chance"].max().reindex(list(TARGETS))
     figure.add_scatter(
-        x=list(KIND_COLUMNS),
+        x=list(TARGETS),
         y=chance,
         mode="markers",
         marker={"symbol": "line-ew", "size": 26, "line": {"color": style.TEXT_COLOUR, "width": 2}},
@@ -66,7 +66,7 @@ def plot_scores_by_length(means: pd.DataFrame, model: str) -> go.Figure:
     if means.empty:
         return style.empty_figure(title, "no data to plot")
     figure = style.new_figure(title)
-    for index, kind in enumerate(KIND_COLUMNS):
+    for index, kind in enumerate(TARGETS):
         line = means[means["kind"] == kind].set_index("context_length").rename(columns={"score": "mean"})
         dash, symbol = style.LINE_DASHES[index % len(style.LINE_DASHES)], style.MARKER_SYMBOLS[index]
         model_style = style.ModelStyle(kind, style.CATEGORY_PALETTE[index], dash, symbol)

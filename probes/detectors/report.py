@@ -1,20 +1,14 @@
-"""Report of the detectors probe: charts and glossary."""
+"""Glossary of the detectors probe, and charts of one head."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import pandas as pd
 
-from headscope.plots.head_matrices import plot_matrix
-from headscope.rendering.blocks import Card, Chart, ChartGroup, RenderContext, Term
-from headscope.rendering.statistic_charts import comparison_chart, top_heads_card
-from headscope.rendering.text import describe_extremes
-from headscope.runs.column_metadata import statistic
+from headscope.rendering.blocks import Chart, Term
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
-from probes.detectors import PROBE, plots
-from probes.detectors.analysis import KIND_COLUMNS, PROMPT_KIND_COLUMNS, ROLE_THRESHOLD, role_name
-from probes.detectors.results import induction_results
+from probes.detectors import plots
 
 GLOSSARY = (
     Term(
@@ -28,27 +22,6 @@ GLOSSARY = (
         ("detectors",),
     ),
 )
-
-
-def charts(context: RenderContext) -> Iterator[ChartGroup]:
-    """The scores of all heads of the first model, and their comparison with the other models."""
-    yield ChartGroup(
-        PROBE.title, "Scores of each head on a repeated random token sequence", _matrix_charts(context, KIND_COLUMNS)
-    )
-    yield ChartGroup(PROBE.title, "Scores of each head in your prompts", _matrix_charts(context, PROMPT_KIND_COLUMNS))
-    yield ChartGroup(PROBE.title, "Comparison with the other models", _comparison_charts(context))
-
-
-def overview_cards(context: RenderContext) -> Iterator[Card]:
-    """The induction heads."""
-    yield from top_heads_card(
-        context,
-        KIND_COLUMNS["induction"],
-        "Which heads are induction heads?",
-        induction_results(context.run, context.heads, context.models),
-        role_name("induction"),
-        ROLE_THRESHOLD,
-    )
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
@@ -82,22 +55,3 @@ def _scores_chart(run: Run, models: Sequence[str], layer: int, head: int) -> Cha
         "marks: chance, the score of uniform weights. Error bars: 95 % confidence interval over sequences.",
         half_width=True,
     )
-
-
-def _matrix_charts(context: RenderContext, columns: Mapping[str, str]) -> Iterator[Chart]:
-    for name in columns.values():
-        for label in list(context.finite_values(name))[:1]:
-            yield Chart(
-                plot_matrix(context.heads, name, label, context.scale_heads),
-                f"One cell per head; the first layer is at the bottom. {statistic(name).title}: "
-                f"{statistic(name).meaning}.",
-                describe_extremes(context.heads, name, label),
-                half_width=True,
-            )
-
-
-def _comparison_charts(context: RenderContext) -> Iterator[Chart]:
-    for name in (*KIND_COLUMNS.values(), *PROMPT_KIND_COLUMNS.values()):
-        models = list(context.finite_values(name))
-        if len(models) > 1:
-            yield comparison_chart(context.heads, name, models[0])

@@ -8,7 +8,7 @@ import pandas as pd
 
 from headscope.bench.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
-from probes.detectors.analysis import KIND_COLUMNS
+from probes.detectors.scores import TARGETS
 
 SAMPLE_SEQUENCES = 8
 
@@ -17,7 +17,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     """Cells of random scores; each kind has its heads at another growth exponent."""
     rng = np.random.default_rng([sizes.seed, model_index])
     grid = pd.DataFrame(
-        list(product(sizes.lengths, range(SAMPLE_SEQUENCES), KIND_COLUMNS)),
+        list(product(sizes.lengths, range(SAMPLE_SEQUENCES), TARGETS)),
         columns=["context_length", "sequence", "kind"],
     )
     table = sizes.units.merge(grid, how="cross").assign(model=model)

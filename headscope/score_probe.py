@@ -1,0 +1,84 @@
+"""A probe of one score of heads, of which only the score itself has to be written."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from headscope.probe import Probe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from headscope.attention.record import AttentionRecord
+    from headscope.rendering.blocks import Term
+    from headscope.results.scores import Score
+    from headscope.runs.columns import Table
+    from headscope.study.cells import ObservingRunner
+    from headscope.study.config import Options
+    from headscope.study.context import StudyContext
+
+
+class AttentionScoreProbe(Probe):
+    """A probe whose score of a head follows from what its layer attends in a text: one declaration and one function.
+
+    A subclass sets `name`, `title`, `summary` and the attributes below, and has the part `head_scores`. Options, table,
+    column with its interval over documents, results, charts and a glossary entry follow. The score of a head is its
+    mean over documents, at the longest context length.
+    """
+
+    column: ClassVar[str]
+    """The column of the per-head table."""
+    label: ClassVar[str]
+    """What the score is called, in lower case, such as "query norm"."""
+    meaning: ClassVar[str]
+    """What the score is, in one clause."""
+    unit: ClassVar[str] = ""
+    limits: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    """Smallest and largest possible score, at which an interval ends."""
+    formula: ClassVar[str] = ""
+
+    def head_scores(self, record: "AttentionRecord") -> "Tensor":
+        """The scores [heads] of one layer, from its queries, keys, values and masks over a whole text."""
+        raise NotImplementedError(f"probe '{self.name}' has no part 'head_scores'")
+
+    def options(self) -> "type[Options]":
+        from headscope.study.attention_scores import AttentionScoreOptions
+
+        return AttentionScoreOptions
+
+    def runner(self) -> "Callable[[Any, StudyContext], ObservingRunner]":
+        from headscope.study.attention_scores import AttentionScoreRunner
+
+        return partial(AttentionScoreRunner, probe=self.name, head_scores=self.head_scores)
+
+    def tables(self) -> "Sequence[Table]":
+        from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table
+
+        low, high = (end if math.isfinite(end) else None for end in self.limits)
+        value = Column("value", "value", self.unit, self.meaning, low, high)
+        return [Table(self.name, self.meaning, (MODEL, LENGTH, DOC, LAYER, HEAD, GROUP, value))]
+
+    def scores(self) -> "Sequence[Score]":
+        from headscope.results.questions import Question
+        from headscope.results.scores import Score, TableRows
+        from headscope.runs.column_metadata import Statistic, capitalise
+
+        top = Question(
+            name=f"{self.name}.top_head",
+            sentence=f"In {{model}}, {{unit}} has the largest {self.label}: {{value}}[; next are {{next:number}}]",
+            headline=f"Largest {self.label}: {{unit}}, {{value}}",
+            value_unit=self.unit,
+            samples="documents",
+            level="headline",
+        )
+        meaning = f"{self.meaning}, at the longest context length; mean over documents"
+        statistic = Statistic(self.label, self.unit, meaning, formula=self.formula)
+        rows, heading = TableRows(self.name, "value"), f"{capitalise(self.label)} of each head"
+        return [Score(column=self.column, statistic=statistic, rows=rows, limits=self.limits, top=top, heading=heading)]
+
+    def glossary(self) -> "Sequence[Term]":
+        from headscope.rendering.blocks import Term
+        from headscope.runs.column_metadata import capitalise
+
+        return [Term(capitalise(self.label), f"{capitalise(self.meaning)}.", self.formula, (self.name,))]

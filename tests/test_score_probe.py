@@ -1,0 +1,98 @@
+"""Scores from other packages: one declaration and one function add everything that a score of heads has."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support.command_server import IMPORTS, serving
+from support.refusals import assert_names
+from support.tiny_studies import save_checkpoint, save_texts
+
+import headscope
+from headscope.errors import BadInput
+from headscope.prompts.texts import load_token_documents
+from headscope.study.attention_scores import AttentionScoreObserver
+
+PACKAGES = Path(__file__).with_name("external_plugin")
+
+
+def test_the_example_score_is_two_short_files() -> None:
+    files = sorted((PACKAGES / "value_norms").glob("*.py"))
+    assert [file.name for file in files] == ["__init__.py", "run.py"]
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 40
+
+
+@pytest.mark.slow
+def test_a_score_of_another_package_has_a_command_table_column_interval_sentence_chart_and_term(tmp_path: Path) -> None:
+    tiny, texts = save_checkpoint(tmp_path / "tiny"), save_texts(tmp_path / "texts")
+    flags = ("--model", f"base={tiny}", "--text", texts, "--docs", 3, "--lengths", "24,40")
+    with serving(IMPORTS) as server:
+
+        def command(*arguments: object) -> str:
+            code, out, err = server.run(tmp_path, *arguments, packages=PACKAGES)
+            assert code == 0, err
+            return str(out)
+
+        help_text = command("value-norms", "--help")
+        assert_names(help_text, "Measure the mean length of the values that each head reads.", "--lengths")
+        printed = command("value-norms", *flags, "--out", tmp_path / "runs")
+        (folder,) = (tmp_path / "runs").glob("2*")
+        command("validate", folder)
+        command("report", folder, "--out", tmp_path / "report.html")
+    assert re.search(r"Largest value norm: L\dH\d, [\d.]+", printed)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert_names(page, "Value norm: base", "Mean length of the values of the head&#39;s KV group")
+    assert re.search(r"In base, L\dH\d has the largest value norm: [\d.]+ \(95 % confidence interval", page)
+    rows = heads_of(folder)
+    assert rows["value_norm"].to_numpy() == pytest.approx(eager_value_norms(tiny, texts, 40, 3), rel=1e-5)
+    assert ((rows["value_norm_low"] <= rows["value_norm"]) & (rows["value_norm"] <= rows["value_norm_high"])).all()
+
+
+def heads_of(folder: Path) -> pd.DataFrame:
+    """The per-head table of a run, in a process that finds the packages."""
+    code = f"import headscope; print(headscope.Run.open({str(folder)!r}).heads.to_json(orient='records'))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), os.environ.get("PYTHONPATH", "")])}
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    return pd.DataFrame(json.loads(printed.stdout))
+
+
+def eager_value_norms(checkpoint: Path, texts: str, length: int, documents: int) -> np.ndarray:
+    """By layer and head: the mean norm of the value projections of all tokens, averaged over documents."""
+    model = headscope.load(str(checkpoint))
+    geometry, by_document = model.geometry, []
+    for document in load_token_documents(texts, model.tokenizer, documents, length):
+        ids = torch.tensor([document.ids[:length]])
+        states = model.module(ids, output_hidden_states=True).hidden_states
+        norms: list[float] = []
+        for layer, state in zip(model.module.model.layers, states, strict=False):
+            values = layer.self_attn.v_proj(layer.input_layernorm(state)).unflatten(-1, (geometry.kv_groups, -1))
+            of_group = values.norm(dim=-1).mean((0, 1))
+            norms += of_group.repeat_interleave(geometry.heads // geometry.kv_groups).tolist()
+        by_document.append(norms)
+    return np.asarray(by_document).mean(0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (torch.zeros(3), r"returns shape \[3\] for layer 0. Return one number for each query head: shape \[4\]"),
+        (torch.tensor([1, 2, torch.nan, 4]), "the score of head 2 of layer 0 is nan. Return a finite number"),
+    ],
+)
+def test_a_score_of_a_wrong_shape_or_that_is_not_finite_is_refused_in_one_line(
+    scores: torch.Tensor, message: str
+) -> None:
+    observer = AttentionScoreObserver("odd", lambda record: scores, {})
+    record: Any = SimpleNamespace(q=torch.ones(4, 2, 8), layer=0)
+    with pytest.raises(BadInput, match=message) as refused:
+        observer._collect(record)
+    assert "\n" not in str(refused.value)
