@@ -14,7 +14,7 @@ Names are imported on first use: importing this module loads neither torch nor p
   to name an option as a flag or as a key.
 - Tables: `Table`, `Column` and `key` declare stored tables; MODEL, LENGTH, DOC, LAYER, HEAD, GROUP, PAIR, VISIBLE and
   DISTANCE are the key columns that tables share; `Rows` is the type of table rows.
-- Runners: a `ProbeRunner` turns each `Cell` into rows; an `ObservingRunner` gives each cell a `TextPass` and an
+- Runners: a `ProbeRunner` turns each `Cell` into rows; an `ObservingRunner` gives each `PassCell` a `TextPass` and an
   `Observer`, and shares the forward pass with other probes; `pass_cost` is the cost of a pass; `StudyContext` opens the
   models and documents of the study, a `TokenDocument` each.
 - Models and listeners: `Model`; `Observer`, `CapturedLayers`, `FinishedPass` and `AttentionRecord` for observed passes;

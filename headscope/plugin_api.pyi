@@ -70,6 +70,7 @@ from .runs.run_tables import RunTables as RunTables
 from .score_probe import AttentionScoreProbe as AttentionScoreProbe
 from .study.cells import Cell as Cell
 from .study.cells import ObservingRunner as ObservingRunner
+from .study.cells import PassCell as PassCell
 from .study.cells import ProbeRunner as ProbeRunner
 from .study.cells import TextPass as TextPass
 from .study.cells import pass_cost as pass_cost

@@ -48,6 +48,7 @@ from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model, load
 from headscope.positions.schedule import Schedule
+from headscope.study.cells import PassCell
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from headscope.study.executor import JobExecutor
@@ -352,7 +353,7 @@ def _waits_of_all_observers(module: Any, folder: Path) -> Counter[str]:
     probes["sparsity"]["needles"] = 0
     probes["patterns"]["map"], probes["spans"]["classes"] = True, ["digit", "same"]
     executor = JobExecutor(StudyContext(build_study({**content, **probes}), {"m": model}))
-    (job,) = (job for job in executor.plan() if job.cell.text_pass is not None)
+    (job,) = (job for job in executor.plan() if isinstance(job.cell, PassCell))
     assert {name for name, _ in job.parts} == {*probes}
     assert model.schedule is not None  # before the fake tensors
     runners, cells = executor.runners, dict(job.parts)

@@ -432,7 +432,7 @@ def test_a_job_runs_after_its_prerequisites() -> None:
 
 @pytest.mark.parametrize("deaths", [0.0, 0.3])
 def test_jobs_that_continue_from_files_run_in_order_on_one_worker(deaths: float) -> None:
-    training = [measure_job(Cell(f"steps {n}", None, 5.0), "pretrain") for n in range(6)]
+    training = [measure_job(Cell(f"steps {n}", "", 5.0), "pretrain") for n in range(6)]
     completed = simulate(Scheduler([*measure_jobs(2, 3), *training], CHECKPOINTS), 3, deaths)
     stretches = [(worker, job) for worker, job in completed if job.probe == "pretrain"]
     assert [job for _, job in stretches] == training

@@ -16,7 +16,7 @@ from support.tiny_studies import TEXT_PROBES, content, contents, save_checkpoint
 from headscope.runs.columns import all_tables
 from headscope.runs.run import Run
 from headscope.study import context as study_context
-from headscope.study.cells import Cell, TextPass, group_by_pass
+from headscope.study.cells import Cell, PassCell, TextPass, group_by_pass
 from headscope.study.config import Study, build_study
 from headscope.study.context import StudyContext
 from headscope.study.executor import JobExecutor
@@ -99,8 +99,8 @@ def test_rows_are_ordered_by_model_length_and_document(shared: Run) -> None:
 
 def test_probes_share_the_lengths_that_they_have_in_common(folder: Path) -> None:
     study = study_of(folder, "measure", patterns={**TEXT_PROBES["patterns"], "lengths": [40, 50]})
-    jobs = [job for job in JobExecutor(StudyContext(study)).plan() if job.cell.text_pass is not None]
-    assert [(job.model, job.cell.text_pass.length, job.probe) for job in jobs if job.cell.text_pass is not None] == [
+    jobs = [job for job in JobExecutor(StudyContext(study)).plan() if isinstance(job.cell, PassCell)]
+    assert [(job.model, job.cell.text_pass.length, job.probe) for job in jobs] == [
         (model, length, probe)
         for model in MODELS
         for length, probe in ((24, "measure"), (40, "measure+patterns"), (50, "patterns"))
@@ -110,11 +110,11 @@ def test_probes_share_the_lengths_that_they_have_in_common(folder: Path) -> None
 
 def test_only_equal_tokens_of_one_model_share_a_pass() -> None:
     cells = [
-        ("one", Cell("a", "base", text_pass=TextPass.over([1, 2, 3], 1))),
-        ("two", Cell("b", "base", text_pass=TextPass.over([1, 2, 3], 0))),
-        ("two", Cell("c", "yarn", text_pass=TextPass.over([1, 2, 3], 0))),
-        ("two", Cell("d", "base", text_pass=TextPass.over([1, 2, 4], 0))),
-        ("two", Cell("e", "base", text_pass=TextPass.over([1, 2], 0))),
+        ("one", PassCell("a", "base", text_pass=TextPass.over([1, 2, 3], 1))),
+        ("two", PassCell("b", "base", text_pass=TextPass.over([1, 2, 3], 0))),
+        ("two", PassCell("c", "yarn", text_pass=TextPass.over([1, 2, 3], 0))),
+        ("two", PassCell("d", "base", text_pass=TextPass.over([1, 2, 4], 0))),
+        ("two", PassCell("e", "base", text_pass=TextPass.over([1, 2], 0))),
         ("three", Cell("f", "base")),
     ]
     jobs = group_by_pass(cells, ["base", "yarn"])

@@ -13,7 +13,7 @@ from headscope.forward.observe import FinishedPass
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
 from headscope.runs.arrow import Rows
-from headscope.study.cells import Cell, ObservingRunner, TextPass, document_of, pass_cost
+from headscope.study.cells import ObservingRunner, PassCell, TextPass, document_of, pass_cost
 from headscope.study.config import Lengths, Options
 from headscope.study.context import StudyContext
 
@@ -32,9 +32,9 @@ class AttentionScoreRunner(ObservingRunner):
     def __init__(self, options: AttentionScoreOptions, context: StudyContext, probe: str, head_scores: HeadScores):
         self.options, self.context, self.probe, self.head_scores = options, context, probe, head_scores
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[PassCell]:
         return [
-            Cell(
+            PassCell(
                 f"{label}: {length} tokens, {document.name}",
                 label,
                 pass_cost(length),
@@ -45,11 +45,11 @@ class AttentionScoreRunner(ObservingRunner):
             for number, document in enumerate(self._documents(label))
         ]
 
-    def token_ids(self, cell: Cell) -> Sequence[int]:
+    def token_ids(self, cell: PassCell) -> Sequence[int]:
         document, length = document_of(cell, self._documents)
         return document.ids[:length]
 
-    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "AttentionScoreObserver":
+    def observer(self, cell: PassCell, model: Model, ids: Tensor) -> "AttentionScoreObserver":
         document, length = document_of(cell, self._documents)
         keys = {"model": cell.model, "context_length": length, "doc": document.name}
         return AttentionScoreObserver(self.probe, self.head_scores, keys)

@@ -3,9 +3,10 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import numpy as np
+from typing_extensions import TypeVar  # with a default, which Python 3.13 has itself
 
 from headscope.runs.arrow import Rows
 
@@ -36,20 +37,22 @@ class TextPass:
         return cls(len(ids), hashlib.sha256(np.asarray(ids, np.int64).tobytes()).hexdigest()[:16], document)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """The unit of work of one probe. Cells that observe the same pass are run, stored and resumed together as a `Job`.
+Work = TypeVar("Work", default=Any)
+"""What tells a runner what to do for a cell: a type of the probe."""
 
-    `id` names it within its probe; `model` is a label or None; `cost` is its share of the work in units of `pass_cost`,
-    for the time estimate; `work` tells its runner what to do. `text_pass` is set if the probe only observes a forward
-    pass over a text, and None if the runner does its own work.
+
+@dataclass(frozen=True)
+class Cell(Generic[Work]):
+    """The unit of work of one probe, which is run, stored and resumed as a whole.
+
+    `id` names it within its probe; `model` is a label, or "" if it needs none; `cost` is its share of the work in units
+    of `pass_cost`, for the time estimate; `work` tells its runner what to do.
     """
 
     id: str
-    model: str | None
+    model: str = ""
     cost: float = 1.0
-    work: Any = None
-    text_pass: TextPass | None = None
+    work: Work = None  # type: ignore[assignment]  # of cells that are all alike
 
     @property
     def prerequisites(self) -> tuple[str, ...]:
@@ -57,10 +60,16 @@ class Cell:
         return getattr(self.work, "prerequisites", ())
 
 
-def document_of(cell: Cell, documents: Callable[[str], "Sequence[TokenDocument]"]) -> "tuple[TokenDocument, int]":
+@dataclass(frozen=True)
+class PassCell(Cell[Work]):
+    """A cell that only observes a forward pass over a text, which it shares with the cells of other probes."""
+
+    text_pass: TextPass = field(kw_only=True)
+
+
+def document_of(cell: PassCell, documents: Callable[[str], "Sequence[TokenDocument]"]) -> "tuple[TokenDocument, int]":
     """The document that a cell's shared pass reads, and the length of the pass; `documents(label)` are the probe's."""
     assert cell.model is not None
-    assert cell.text_pass is not None
     return documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
 
@@ -69,7 +78,7 @@ class ProbeRunner(Protocol):
 
     def __init__(self, options: Any, context: "StudyContext") -> None: ...
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> Sequence[Cell]:
         """The work items, in the order of the stored rows."""
 
     def compute_rows(self, cell: Cell, model: Any) -> Mapping[str, Rows]:
@@ -77,17 +86,17 @@ class ProbeRunner(Protocol):
 
 
 class ObservingRunner(Protocol):
-    """Executes a probe that observes forward passes over texts: every cell has a `text_pass`."""
+    """Executes a probe that observes forward passes over texts: every cell is a `PassCell`."""
 
     def __init__(self, options: Any, context: "StudyContext") -> None: ...
 
-    def cells(self) -> list[Cell]:
-        """The work items, each with a `text_pass`, in the order of the stored rows."""
+    def cells(self) -> Sequence[Cell]:
+        """The work items, in the order of the stored rows."""
 
-    def token_ids(self, cell: Cell) -> Sequence[int]:
+    def token_ids(self, cell: PassCell) -> Sequence[int]:
         """The token ids of the cell's pass."""
 
-    def observer(self, cell: Cell, model: "Model", ids: "Tensor") -> "Observer":
+    def observer(self, cell: PassCell, model: "Model", ids: "Tensor") -> "Observer":
         """A new observer of the pass over ids [1, L]; the position scheme is attached when this is called."""
 
 
@@ -115,7 +124,8 @@ class Job:
         return f"{self.probe}/{self.cell.id}"
 
     @property
-    def model(self) -> str | None:
+    def model(self) -> str:
+        """The label of its model, "" if it needs none."""
         return self.cell.model
 
     @property
@@ -140,27 +150,22 @@ def group_by_pass(cells: Iterable[tuple[str, Cell]], labels: Sequence[str]) -> l
     Shared passes come first, by model in the order of `labels`, length and document, which is also the order of each
     probe's rows; all other cells keep their order.
     """
-    shared: dict[tuple[str | None, TextPass], list[tuple[str, Cell]]] = {}
+    shared: dict[tuple[str, TextPass], list[tuple[str, PassCell]]] = {}
     single: list[Job] = []
     for name, cell in cells:
-        if cell.text_pass is None:
-            single.append(Job(((name, cell),)))
-        else:
+        if isinstance(cell, PassCell):
             shared.setdefault((cell.model, cell.text_pass), []).append((name, cell))
-    jobs = [Job(tuple(parts)) for parts in shared.values()]
+        else:
+            single.append(Job(((name, cell),)))
     rank = {label: number for number, label in enumerate(labels)}
-
-    def order(job: Job) -> tuple[int, int, int]:
-        text_pass = job.cell.text_pass
-        assert text_pass is not None
-        return rank[str(job.model)], text_pass.length, text_pass.document
-
+    ordered = sorted(shared, key=lambda key: (rank[key[0]], key[1].length, shared[key][0][1].text_pass.document))
+    jobs = [Job(tuple(shared[key])) for key in ordered]
     shared_jobs = {f"{name}/{cell.id}": job.id for job in jobs for name, cell in job.parts}
     needing = [
         replace(job, shared_jobs={cell: shared_jobs[cell] for cell in job.needed_cells & {*shared_jobs}})
         for job in single
     ]
-    return sorted(jobs, key=order) + needing
+    return jobs + needing
 
 
 def pass_cost(length: int) -> float:

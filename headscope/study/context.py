@@ -44,7 +44,7 @@ class StudyContext:
     completed_cost: float = 0.0
     cells_ahead: int = 0
     shared_jobs: Mapping[str, str] = field(default_factory=dict)
-    input_digests: dict[str | None, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    input_digests: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     document_digests: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     measured_lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)
     specs: Mapping[str, ModelSpec] = field(init=False)
@@ -87,7 +87,7 @@ class StudyContext:
             self._open, self._models = None, {}
             device = pick_device(self.study.device)
             dtype = pick_dtype(self.study.dtype, device)
-            self.input_digests[None]["dtype"] = str(dtype)  # "auto" may resolve differently on another machine
+            self.input_digests[""]["dtype"] = str(dtype)  # "auto" may resolve differently on another machine
             tokenizer = self._load_tokenizer(label)
             self._open = (spec.name, open_checkpoint(spec, self.study.device, self.study.dtype, tokenizer))
         if label not in self._models:
@@ -110,7 +110,7 @@ class StudyContext:
 
     def record_input(self, name: str, content: digests.DigestParts) -> None:
         """Record the digest of another input that a probe reads; `name` appears in messages."""
-        self.input_digests[None][name] = digests.compute_digest(content)
+        self.input_digests[""][name] = digests.compute_digest(content)
 
     def record_other_weights(self, label: str, source: str, digest: str) -> None:
         """Record that a model is measured with heads or scores of other weights, as the user allowed."""

@@ -21,7 +21,7 @@ from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import PRETRAINING_KEY, Model
 from headscope.probe import Probe
 from headscope.runs.arrow import Rows
-from headscope.study.cells import Job, ObservingRunner, ProbeRunner, group_by_pass
+from headscope.study.cells import Job, ObservingRunner, PassCell, ProbeRunner, group_by_pass
 from headscope.study.context import OTHER_WEIGHTS, StudyContext
 from headscope.study.versions import library_versions
 
@@ -40,14 +40,15 @@ GEOMETRY_KEYS = {
 class JobResult:
     """What a job produced.
 
-    `rows` by table; `input_digests` of everything it read, by label and input; `completed_cost`, how much of its
-    cost was reported as progress while it ran; `model_description` for run.json, from probes that run for every model;
+    `rows` by table; `input_digests` of everything it read, by label ("" for all models) and input; `completed_cost`,
+    how much of its cost was reported as progress while it ran; `model_description` for run.json, from probes that run
+    for every model;
     `seconds` of the work itself and `opening_seconds` of opening the checkpoint before it; `cells_ahead`, how many
     further cells it computed beside its own; `peak_bytes` of memory of the process; `versions` of its libraries.
     """
 
     rows: Mapping[str, Rows]
-    input_digests: Mapping[str | None, Mapping[str, str]]
+    input_digests: Mapping[str, Mapping[str, str]]
     completed_cost: float
     model_description: Mapping[str, Any] | None
     seconds: float = 0.0
@@ -68,7 +69,7 @@ class JobExecutor:
         self.context = context
         self.used_labels: Sequence[str] = context.labels
         self.runners: dict[str, Any] = {}
-        self._warned_labels: set[str | None] = set()
+        self._warned_labels: set[str] = set()
         for name, probe in plugins.probes().items():
             options = context.study.probe_options.get(name)
             if options is not None or probe.runs_always:
@@ -84,7 +85,7 @@ class JobExecutor:
             if label in self.context.specs:
                 _ = self.context.specs[label].step  # reports an unreadable step before any work
         jobs = group_by_pass(cells, self.context.labels)
-        lengths: dict[str | None, set[int]] = {label: set() for label in self.used_labels}
+        lengths: dict[str, set[int]] = {label: set() for label in self.used_labels}
         for job in jobs:
             lengths.setdefault(job.model, set()).add(context_length(job))
         for label in self.used_labels:
@@ -103,8 +104,8 @@ class JobExecutor:
         context, label = self.context, job.model
         context.completed_cost, context.cells_ahead, context.shared_jobs = 0.0, 0, job.shared_jobs
         began = time.monotonic()
-        model = None if label is None else context.model(label)
-        if label is not None:  # refuse an impossible scheme before another model of this checkpoint is measured
+        model = context.model(label) if label else None
+        if label:  # refuse an impossible scheme before another model of this checkpoint is measured
             for other in self._labels_by_checkpoint[context.checkpoint_name(label)]:
                 _ = context.model(other).schedule
         if model is not None:
@@ -112,14 +113,14 @@ class JobExecutor:
         ready = time.monotonic()
         rows = self._rows(job, model)
         finished = time.monotonic()
-        digests = {key: dict(context.input_digests[key]) for key in (label, None)}
-        describes = label is not None and runs_always(job)
+        digests = {key: dict(context.input_digests[key]) for key in {label, ""}}
+        describes = bool(label) and runs_always(job)
         return JobResult(
             rows=rows,
             input_digests=digests,
             completed_cost=context.completed_cost,
             cells_ahead=context.cells_ahead,
-            model_description=describe_model(label, context) if describes and label is not None else None,
+            model_description=describe_model(label, context) if describes else None,
             seconds=finished - ready,
             opening_seconds=ready - began,
             peak_bytes=peak_bytes(),
@@ -147,10 +148,9 @@ class JobExecutor:
 
     def _rows(self, job: Job, model: Model | None) -> Mapping[str, Rows]:
         name, cell = job.parts[0]
-        if cell.text_pass is None:
+        if model is None or not isinstance(cell, PassCell):
             runner: ProbeRunner = self.runners[name]
             return runner.compute_rows(cell, model)
-        assert model is not None
         observing: list[tuple[ObservingRunner, Any]] = [(self.runners[name], cell) for name, cell in job.parts]
         ids = torch.tensor(observing[0][0].token_ids(cell))
         factories = [partial(runner.observer, cell, model) for runner, cell in observing]
@@ -159,8 +159,10 @@ class JobExecutor:
 
 def context_length(job: Job) -> int:
     """Tokens of the longest text that a job reads; 0 if its cells do not say so."""
-    passes = (cell.text_pass.length if cell.text_pass else getattr(cell.work, "length", 0) for _, cell in job.parts)
-    return max(passes)
+    return max(
+        cell.text_pass.length if isinstance(cell, PassCell) else getattr(cell.work, "length", 0)
+        for _, cell in job.parts
+    )
 
 
 def runs_always(job: Job) -> bool:
@@ -245,7 +247,7 @@ def hardware() -> dict[str, Any]:
 class JobTimings:
     """How long the finished jobs took, by probe and model, for the cost estimates of other studies."""
 
-    _sums: dict[tuple[str, str | None], dict[str, float]] = field(default_factory=dict)
+    _sums: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     _opening: float = 0.0
     _peak: float = 0.0
 
@@ -261,7 +263,7 @@ class JobTimings:
         """Timings for run.json: cells, cost and seconds by probe and model, seconds of opening checkpoints, and bytes
         of memory of the largest process."""
         rows = [
-            {"probe": probe, "model": label, **{name: round(value, 3) for name, value in sums.items()}}
+            {"probe": probe, "model": label or None, **{name: round(value, 3) for name, value in sums.items()}}
             for (probe, label), sums in self._sums.items()
         ]
         return {

@@ -46,7 +46,7 @@ class CostModel:
     """
 
     rates: Mapping[str, tuple[float, float]]
-    model_factors: Mapping[str | None, float]
+    model_factors: Mapping[str, float]
     opening_seconds: float
     stored_bytes: Callable[[Sequence[Job]], float]
     commit_seconds: Callable[[Sequence[Job]], float]
@@ -137,7 +137,7 @@ def makespan(
                 idle.append(worker)
                 continue
             loaded_checkpoint = open_checkpoints.get(worker, "")
-            needed = loaded_checkpoint if job.model is None else checkpoints[job.model]
+            needed = checkpoints[job.model] if job.model else loaded_checkpoint
             pause = opening_seconds if needed != loaded_checkpoint else 0.0
             open_checkpoints[worker] = needed
             heapq.heappush(events, (clock + pause + job_seconds(job), worker, job))
@@ -191,7 +191,7 @@ def measure_costs(executor: JobExecutor, jobs: Sequence[Job], progress: Progress
         always = {job.probe: job for job in reversed(jobs) if runs_always(job)}
         for job in always.values():
             timer.sizes[job.probe].add(job, executor.execute(job).rows)
-        factors: dict[str | None, float] = {}
+        factors: dict[str, float] = {}
         examples = {kind: next(job for job in timeable if kinds.get(job.model) == kind) for kind in {*kinds.values()}}
         reference = timeable[0]
         for kind, job in examples.items():
@@ -217,7 +217,7 @@ def costs_of_run(run: Run, jobs: Sequence[Job]) -> CostModel:
         if not sum(row["cost"] for row in own_rows):
             raise BadInput(f"run {run.path} has no timings of '{probe}'. Use a run that was not interrupted")
         rates[probe] = (0.0, sum(row["seconds"] for row in own_rows) / sum(row["cost"] for row in own_rows))
-    factors: dict[str | None, float] = {}
+    factors: dict[str, float] = {}
     for label in {row["model"] for row in rows}:
         own_rows = [row for row in rows if row["model"] == label and row["probe"] in rates]
         predicted = sum(rates[row["probe"]][1] * row["cost"] for row in own_rows)
@@ -299,9 +299,9 @@ class _Timer:
         )
 
 
-def _model_kinds(executor: JobExecutor) -> dict[str | None, str]:
+def _model_kinds(executor: JobExecutor) -> dict[str, str]:
     """Models by label with a key that models of equal speed share: one configuration under one kind of scheme."""
-    kinds: dict[str | None, str] = {}
+    kinds: dict[str, str] = {}
     for label in executor.used_labels:
         spec = executor.context.specs[label]
         folder = Path(loading.locate(spec.checkpoint)[0])
@@ -312,7 +312,7 @@ def _model_kinds(executor: JobExecutor) -> dict[str | None, str]:
 def _by_checkpoint(jobs: Sequence[Job], checkpoints: Mapping[str, str]) -> dict[str, list[Job]]:
     grouped: dict[str, list[Job]] = {}
     for job in jobs:
-        grouped.setdefault("none" if job.model is None else checkpoints[job.model], []).append(job)
+        grouped.setdefault(checkpoints[job.model] if job.model else "none", []).append(job)
     return grouped
 
 

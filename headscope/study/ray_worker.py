@@ -48,7 +48,7 @@ class RayWorker:
         """Run a job and return its result and log lines. `stored` holds the tables of its prerequisites."""
         executor = self._open_executor()
         executor.context.read_stored = lambda job_id, table: stored[job_id, table]
-        if job.model is not None and job.model not in self._identified:
+        if job.model and job.model not in self._identified:
             executor.context.record_model_digests(job.model)
             self._identified.add(job.model)
         self._log_lines.clear()

@@ -111,7 +111,7 @@ def run_study(
         context.read_stored, context.stored_tables = writer.read_stored, writer.stored_tables
         writer.record_plan(len(plan))
         pending = _execution_order([job for job in plan if not writer.is_done(job.id)], context)
-        descriptions: dict[str | None, Mapping[str, Any]] = {}
+        descriptions: dict[str, Mapping[str, Any]] = {}
         timings = JobTimings()
         total = sum(job.cost for job in plan)
         progress.start(total, total - sum(job.cost for job in pending))
@@ -175,7 +175,7 @@ def _execution_order(jobs: list[Job], context: StudyContext) -> list[Job]:
     """
     checkpoint_of = {label: context.checkpoint_name(label) for label in context.labels}
     checkpoint_rank = {checkpoint: rank for rank, checkpoint in enumerate(dict.fromkeys(checkpoint_of.values()))}
-    model_rank: dict[str | None, tuple[int, int]] = {
+    model_rank: dict[str, tuple[int, int]] = {
         label: (checkpoint_rank[checkpoint], rank) for rank, (label, checkpoint) in enumerate(checkpoint_of.items())
     }
     return sorted(jobs, key=lambda job: (*model_rank.get(job.model, (-1, -1)), runs_always(job)))
@@ -197,10 +197,10 @@ def _interruptible(writer: RunWriter) -> Iterator[RunWriter]:
         raise Interrupted(message) from stop
 
 
-def _named_digests(digests: Mapping[str | None, Mapping[str, str]]) -> dict[str, str]:
+def _named_digests(digests: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """Input digests by the names that run.json and messages use, such as "the weights of 'base'"."""
     return {
-        f"the {name}" + (f" of '{label}'" if label is not None else ""): digest
+        f"the {name}" + (f" of '{label}'" if label else ""): digest
         for label, by_name in digests.items()
         for name, digest in by_name.items()
     }

@@ -42,7 +42,7 @@ class Scheduler:
         self._queue_of_job: dict[str, _JobQueue] = {}
         queues: dict[tuple[str, str | None], _JobQueue] = {}
         for job in jobs:
-            checkpoint = job.probe if job.model is None else checkpoints[job.model]
+            checkpoint = checkpoints[job.model] if job.model else job.probe
             is_chain = _is_chain(job)
             queue = queues.setdefault((job.probe, None if is_chain else job.model), _JobQueue(checkpoint, is_chain))
             queue.insert(job, len(queue.jobs))

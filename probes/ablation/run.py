@@ -79,8 +79,7 @@ class AblationRunner:
             ]
         return cells
 
-    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
-        assert cell.model is not None
+    def compute_rows(self, cell: "Cell[_AblationWork]", model: Model) -> Mapping[str, Rows]:
         pairs = self.sets.open(cell.model, cell.work.prompts)
         pair, heads = pairs.build(cell.work.index), self._heads(model, cell.model)
         replay = AnswerRuns(model, pair, self.options.metric, RESIDUAL_STREAM_MEMORY_BYTES)
@@ -160,9 +159,8 @@ class AblationRunner:
         kinds = self.options.kinds
         return len(kinds) + (self.options.draws - 1 if "resample" in kinds else 0)
 
-    def _edits(self, kind: str, cell: Cell, model: Model) -> Iterator[Any]:
+    def _edits(self, kind: str, cell: "Cell[_AblationWork]", model: Model) -> Iterator[Any]:
         """The ablations of a kind: one, or for resample one per other prompt."""
-        assert cell.model is not None
         if kind != "resample":
             yield self._ablations.kind(kind, cell.model, model)
         else:

@@ -95,12 +95,12 @@ class AdaptRunner:
             ),
         ]
 
-    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: "Cell[_TrainingSegment | None]", model: Model) -> Mapping[str, Rows]:
         if cell.work is None:
             losses = validation_loss(model, "base", self.validation_documents)
             refuse_non_finite_losses(model, losses["nll"])
             return {"nll": {"model": self.model_label, **losses}}
-        segment: _TrainingSegment = cell.work
+        segment = cell.work
         with self._trainer_at_step(model, segment.start_step) as (trainer, peft):
             step_records = [self._train_step(trainer, step) for step in range(segment.start_step, segment.end_step)]
             validation = validation_loss(model, trainer.adarope, self.validation_documents)

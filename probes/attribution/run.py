@@ -13,7 +13,7 @@ from headscope.measures.logit_attribution import AttributionByPosition
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
 from headscope.runs.arrow import Rows
-from headscope.study.cells import Cell, TextPass, document_of, pass_cost
+from headscope.study.cells import Cell, PassCell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.prompt import ProbeTexts
 from probes.attribution.answers.run import AnswerRunner
@@ -33,7 +33,7 @@ class AttributionRunner:
         if self.answers is not None:
             return self.answers.cells()
         return [
-            Cell(
+            PassCell(
                 f"{label}: {length} tokens, document {number}",
                 label,
                 1.5 * pass_cost(length),
@@ -48,11 +48,11 @@ class AttributionRunner:
         assert self.answers is not None
         return self.answers.compute_rows(cell, model)
 
-    def token_ids(self, cell: Cell) -> Sequence[int]:
+    def token_ids(self, cell: PassCell) -> Sequence[int]:
         document, length = document_of(cell, self.texts.documents)
         return document.ids[:length]
 
-    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "AttributionObserver":
+    def observer(self, cell: PassCell, model: Model, ids: Tensor) -> "AttributionObserver":
         document, length = document_of(cell, self.texts.documents)
         keys = {"model": cell.model, "context_length": length, "doc": document.name}
         return AttributionObserver(model, ids, keys, by_token=self.texts.is_prompt)

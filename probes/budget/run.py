@@ -126,8 +126,7 @@ class BudgetRunner:
             cells += self._model_cells(label)
         return cells
 
-    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
-        assert cell.model is not None
+    def compute_rows(self, cell: Cell[BudgetWork], model: Model) -> Mapping[str, Rows]:
         step: Callable[[str, BudgetWork, Model], Mapping[str, Rows]] = {
             "scores": self._score_rows,
             "orders": self._order_rows,

@@ -62,8 +62,7 @@ class CircuitRunner:
                 cells.append(Cell(f"{label}: {pairs.name}", label, cost, source))
         return cells
 
-    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
-        assert cell.model is not None
+    def compute_rows(self, cell: Cell[str], model: Model) -> Mapping[str, Rows]:
         pairs, circuit = self.sets.open(cell.model, cell.work), self._circuit(model, cell.model)
         reference = self._reference(cell.model, cell.work)
         draws, length = self._draws, len(pairs.build(0).clean)

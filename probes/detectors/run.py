@@ -90,8 +90,7 @@ class DetectorsRunner:
             prompts.append(_Prompt(number, array, token_patterns(array) | own))
         return prompts
 
-    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
-        assert cell.model is not None
+    def compute_rows(self, cell: Cell[_RepeatedSequence | _Prompt], model: Model) -> Mapping[str, Rows]:
         if isinstance(cell.work, _Prompt):
             return {"prompt_detectors": self._prompt_rows(cell.model, cell.work, model)}
         if (cell.model, cell.work) not in self._scores:

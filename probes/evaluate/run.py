@@ -10,6 +10,7 @@ from headscope.positions.model import Model
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell
 from headscope.study.context import StudyContext
+from headscope.tasks.harness import Task
 from headscope.tasks.task_set import TaskSet
 from probes.evaluate.schema import EvaluateOptions
 
@@ -30,8 +31,7 @@ class EvaluateRunner:
             for length in self.tasks.lengths(task)
         ]
 
-    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
-        assert cell.model is not None
+    def compute_rows(self, cell: Cell[tuple[Task, int]], model: Model) -> Mapping[str, Rows]:
         task, length = cell.work
         with attached(model):
             scores = self.tasks.scores(model, cell.model, task, length, self.options.documents)

@@ -19,7 +19,6 @@ class ImportedRunner:
         return [Cell(f"{label}: imported scores", label, 0.0) for label in self.context.labels]
 
     def compute_rows(self, cell: Cell, model: Model) -> dict[str, Any]:
-        assert cell.model is not None
         label, weights = cell.model, self.options.weights
         if refuse_other_model(self.scores, model.identity, label, model.name, weights):
             origin = self.scores.model_digests.label or self.scores.model

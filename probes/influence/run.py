@@ -132,8 +132,7 @@ class InfluenceRunner:
                     cells += self._objective_cells(label, objective, length, sweep)
         return cells
 
-    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
-        assert cell.model is not None
+    def compute_rows(self, cell: "Cell[_InfluenceWork]", model: Model) -> Mapping[str, Rows]:
         label, work = cell.model, cell.work
         sweep = self._get_sweep(label, model)
         sweep = sweep.with_mean_of_text(lambda: self.ablations.kind(MEAN_OF_TEXT, label, model))

@@ -16,7 +16,7 @@ from headscope.measures.attention_rows import with_row_sums
 from headscope.positions.model import Model
 from headscope.positions.rope_scaling import schedule_at_length
 from headscope.positions.schedule import Schedule, frequencies_by_layer
-from headscope.study.cells import Cell, TextPass, document_of, pass_cost
+from headscope.study.cells import Cell, PassCell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.prompt import ProbeTexts
 from probes.measure.schema import MeasureOptions
@@ -52,7 +52,7 @@ class MeasureRunner:
 
     def cells(self) -> list[Cell]:
         return [
-            Cell(
+            PassCell(
                 f"{label}: {length} tokens, document {number}",
                 label,
                 pass_cost(length),
@@ -63,13 +63,12 @@ class MeasureRunner:
             for number, document in enumerate(self.texts.documents(label))
         ]
 
-    def token_ids(self, cell: Cell) -> Sequence[int]:
+    def token_ids(self, cell: PassCell) -> Sequence[int]:
         document, length = document_of(cell, self.texts.documents)
         return document.ids[:length]
 
-    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "MeasureObserver":
+    def observer(self, cell: PassCell, model: Model, ids: Tensor) -> "MeasureObserver":
         document, length = document_of(cell, self.texts.documents)
-        assert cell.text_pass is not None
         rows = None if self.options.rows == "exact" or self.texts.is_prompt else self.options.rows
         seed = self.context.seed + cell.text_pass.document
         keys = {"model": cell.model, "context_length": length}

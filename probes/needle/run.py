@@ -144,11 +144,10 @@ class NeedleRunner:
                         cells.append(Cell(name, label, cost, AblationWork(kind, size, draw, half, prerequisites)))
         return cells
 
-    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
-        assert cell.model is not None
+    def compute_rows(self, cell: Cell[NeedleTrial | AblationWork], model: Model) -> Mapping[str, Rows]:
         if isinstance(cell.work, AblationWork):
             return self._ablation_rows(cell.model, cell.work, model)
-        trial: NeedleTrial = cell.work
+        trial = cell.work
         prompter, prompts = self._prepare(cell.model)[1][trial.needle], self._prompts(cell.model, trial)
         answer = self._answer(cell.model, trial, model)
         keys = self._key_columns(cell.model, trial)
@@ -313,7 +312,7 @@ class NeedleRunner:
         """Haystacks and needles in this model's tokens; models with one tokenizer share them."""
         stacks, builders = self.grid.prepare(self.context.tokenizer(label))
         name = f"haystacks of '{label}'"
-        if name not in self.context.input_digests[None]:  # for each model, whichever prepared the shared ones
+        if name not in self.context.input_digests[""]:  # for each model, whichever prepared the shared ones
             parts = (part for stack in stacks for part in (stack.name, stack.special_prefix, stack.ids))
             self.context.record_input(name, parts)
         return stacks, builders

@@ -35,6 +35,9 @@ class PairWork:
     """Cells whose stored estimates select what this one patches."""
 
 
+PairCell = Cell[PairWork]
+
+
 @dataclass(frozen=True)
 class SetCost:
     """What a set of pairs costs in one model, in forward passes over a prompt of one pair."""

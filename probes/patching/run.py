@@ -30,7 +30,7 @@ from headscope.study.context import StudyContext
 from headscope.study.named_heads import NamedHeads
 from probes.patching.pair_cells import (
     RESIDUAL_STREAM_MEMORY_BYTES,
-    PairWork,
+    PairCell,
     SetCost,
     cells_of_sets,
     counts_pair,
@@ -88,9 +88,8 @@ class PatchingRunner:
             costs += [self._cost(label, source, model) for source in self.sets.sources]
         return [*cells_of_sets(costs, self.options)]
 
-    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
-        assert cell.model is not None
-        work: PairWork = cell.work
+    def compute_rows(self, cell: PairCell, model: Model) -> Mapping[str, Rows]:
+        work = cell.work
         pairs = self.sets.open(cell.model, work.prompts)
         if (cell.model, work.prompts) not in self._checked_sets:
             refuse_swapped_answers(model, pairs, work.prompts, self.options)
@@ -114,7 +113,7 @@ class PatchingRunner:
             rows[PATCHING_TOKENS.name] = token_rows(self.context.tokenizer(cell.model), pair).assign(**keys)
         return rows
 
-    def _head_tables(self, replay: PairRuns, model: Model, cell: Cell, pair: TokenPair) -> dict[str, pd.DataFrame]:
+    def _head_tables(self, replay: PairRuns, model: Model, cell: PairCell, pair: TokenPair) -> dict[str, pd.DataFrame]:
         """Rows of heads and KV groups: all and single positions, and named spans."""
         with replay.capturing():
             if cell.work.step == "estimate":
@@ -150,7 +149,7 @@ class PatchingRunner:
         named = heads_by_layer(model, self._named_heads.identifiers)
         return [unit for unit in units if {*named.get(unit.layer, ())} & {*_heads_of(model, unit)}]
 
-    def _layer_table(self, replay: PairRuns, model: Model, cell: Cell, pair: TokenPair) -> dict[str, pd.DataFrame]:
+    def _layer_table(self, replay: PairRuns, model: Model, cell: PairCell, pair: TokenPair) -> dict[str, pd.DataFrame]:
         """Rows of layers, all of which are patched exactly for verify."""
         spans = self._spans(pair, with_positions=self.options.by_position and not cell.prerequisites)
         with replay.capturing():
@@ -167,7 +166,7 @@ class PatchingRunner:
             self._layer_parts[label] = inspect_layer_parts(model, ids)
         return self._layer_parts.get(label, ())
 
-    def _entry_table(self, replay: PairRuns, model: Model, cell: Cell, pair: TokenPair) -> dict[str, pd.DataFrame]:
+    def _entry_table(self, replay: PairRuns, model: Model, cell: PairCell, pair: TokenPair) -> dict[str, pd.DataFrame]:
         """Rows of the entries of the patterns."""
         units = self._units(model, "pattern")
         first = len(pair.clean) - pair.aligned
@@ -210,7 +209,9 @@ class PatchingRunner:
             units = {activation: self._units(model, activation) for activation in self._activations}
             yield from estimate_rows(replay, model, units, direction, spans)
 
-    def _exact_patches(self, replay: PairRuns, model: Model, cell: Cell, pair: TokenPair) -> Iterator[dict[str, Any]]:
+    def _exact_patches(
+        self, replay: PairRuns, model: Model, cell: PairCell, pair: TokenPair
+    ) -> Iterator[dict[str, Any]]:
         """Rows of the exact patches of all units or, for verify, of the selected ones, without single positions."""
         selection = self._selection(cell, model).units_of(pair) if cell.prerequisites else None
         spans: dict[range | None, list[PatchedSpan]] = {}  # spans of equal positions are patched once
@@ -240,7 +241,7 @@ class PatchingRunner:
             spans += [PatchedSpan(range(at, at + 1), first) for at in range(pair.aligned)]
         return spans + [PatchedSpan(pair.aligned_span(name), first, name) for name in self.options.span_names]
 
-    def _selection(self, cell: Cell, model: Model) -> "_Selection":
+    def _selection(self, cell: PairCell, model: Model) -> "_Selection":
         """The units that method verify patches exactly, from the stored estimates of the pairs that count."""
         label, work = str(cell.model), cell.work
         if (label, work.prompts) not in self._selections:

@@ -20,7 +20,7 @@ from headscope.prompts import texts
 from headscope.prompts.texts import TokenDocument
 from headscope.prompts.token_text import token_texts
 from headscope.runs.arrow import Rows, encode_map
-from headscope.study.cells import Cell, TextPass, document_of, pass_cost
+from headscope.study.cells import PassCell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_tokenizer
 from headscope.study.prompt import ProbeTexts
@@ -49,7 +49,7 @@ class PatternsRunner:
         self.options, self.context = options, context
         self.texts = ProbeTexts(options, options.lengths, context)
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[PassCell[_PatternWork]]:
         cells, stored = [], set()
         for label in self.context.labels:
             documents = self.texts.documents(label)
@@ -63,8 +63,8 @@ class PatternsRunner:
                     if is_new:
                         stored.add((tokens, number))
                     name = f"{label}: {length} tokens, {document.name}"
-                    text_pass = TextPass.over(document.ids[:length], number)
-                    cells.append(Cell(name, label, pass_cost(length), _PatternWork(tokens, is_new), text_pass))
+                    work, text_pass = _PatternWork(tokens, is_new), TextPass.over(document.ids[:length], number)
+                    cells.append(PassCell(name, label, pass_cost(length), work, text_pass=text_pass))
         return cells
 
     def _check_tokens(self, label: str, ids: Sequence[int]) -> None:
@@ -88,14 +88,12 @@ class PatternsRunner:
                     "attends to earlier ones only. Exchange 'query' and 'key'"
                 )
 
-    def token_ids(self, cell: Cell) -> Sequence[int]:
+    def token_ids(self, cell: PassCell) -> Sequence[int]:
         document, length = document_of(cell, self.texts.documents)
         return document.ids[:length]
 
-    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "PatternsObserver":
+    def observer(self, cell: PassCell, model: Model, ids: Tensor) -> "PatternsObserver":
         document, length = document_of(cell, self.texts.documents)
-        assert cell.model is not None
-        assert cell.text_pass is not None
         count = length if self.texts.is_prompt and self.options.rows else self.options.rows
         top_keys = None
         if count:

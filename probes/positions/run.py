@@ -35,7 +35,6 @@ class PositionsRunner:
         return [Cell(f"{label}: positions", label, 0.0, lengths.get(label, ())) for label in self.context.labels]
 
     def compute_rows(self, cell: Cell, model: Model) -> dict[str, dict[str, Any]]:
-        assert cell.model is not None
         return position_tables(cell.model, model, cell.work)
 
 

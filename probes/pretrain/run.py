@@ -114,10 +114,10 @@ class PretrainRunner:
         validation = pass_cost(self.options.validation_length) / 3 * self.context.study.texts.docs
         cost = validation + (segment.end_step - segment.start_step) * self._step_cost
         steps = f"steps {segment.start_step + 1} to {segment.end_step}" if segment.end_step else "step 0"
-        return Cell(f"{segment.training.name}: {steps}", None, cost, segment)
+        return Cell(f"{segment.training.name}: {steps}", "", cost, segment)
 
-    def compute_rows(self, cell: Cell, model: None) -> Mapping[str, Rows]:
-        segment: _TrainingSegment = cell.work
+    def compute_rows(self, cell: "Cell[_TrainingSegment]", model: None) -> Mapping[str, Rows]:
+        segment = cell.work
         module = random_model(self.options, len(self.tokenizer), self._training_seed(segment))
         trained = load(module.to(self._device), tokenizer=self.tokenizer)
         positions = initial_positions(segment.variant, trained)

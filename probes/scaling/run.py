@@ -69,12 +69,12 @@ class ScalingRunner:
 
     def cells(self) -> list[Cell]:
         return [
-            Cell(f"{scheme} {length} tokens", None, length, (scheme, length))
+            Cell(f"{scheme} {length} tokens", "", length, (scheme, length))
             for scheme in SCHEMES
             for length in self.options.lengths
         ]
 
-    def compute_rows(self, cell: Cell, model: None) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: Cell[tuple[str, int]], model: None) -> Mapping[str, Rows]:
         scheme, length = cell.work
         mu = logit_means(scheme, length)
         records = []

@@ -33,7 +33,7 @@ from headscope.prompts.spans import (
 from headscope.prompts.token_classes import parse_classes
 from headscope.prompts.token_text import token_texts
 from headscope.runs.arrow import Rows
-from headscope.study.cells import Cell, TextPass, document_of, pass_cost
+from headscope.study.cells import Cell, PassCell, TextPass, document_of, pass_cost
 from headscope.study.config import MAX_PROMPT_TOKENS
 from headscope.study.context import StudyContext
 from headscope.study.named_heads import NamedHeads
@@ -96,7 +96,7 @@ class SpansRunner:
         if not self.prompts:
             self._pair(label)
             return [
-                Cell(
+                PassCell(
                     f"{label}: {length} tokens, document {number}",
                     label,
                     pass_cost(length),
@@ -145,19 +145,15 @@ class SpansRunner:
             return Cell(name, label, 3 * pass_cost(length), _WithImages(number, length))
         if prompt.generate:
             return Cell(name, label, 3 * pass_cost(length), _Generation(number, length))
-        return Cell(name, label, pass_cost(length), text_pass=TextPass.over(tokens.ids, number))
+        return PassCell(name, label, pass_cost(length), text_pass=TextPass.over(tokens.ids, number))
 
-    def token_ids(self, cell: Cell) -> Sequence[int]:
-        assert cell.model is not None
-        assert cell.text_pass is not None
+    def token_ids(self, cell: PassCell) -> Sequence[int]:
         if self.prompts:
             return self._prompt_tokens(cell.model, cell.text_pass.document).ids
         document, length = document_of(cell, self._documents)
         return document.ids[:length]
 
-    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "SpansObserver":
-        assert cell.model is not None
-        assert cell.text_pass is not None
+    def observer(self, cell: PassCell, model: Model, ids: Tensor) -> "SpansObserver":
         if self.prompts:
             number = cell.text_pass.document
             return self._prompt_observer(cell.model, number, self._prompt_tokens(cell.model, number), model)
@@ -172,9 +168,8 @@ class SpansRunner:
         text = {"number": cell.text_pass.document, "group": [""], "is_prompt": False}
         return SpansObserver(model, spans, keys, text | self._shown(cell.model))
 
-    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: "Cell[_Steering | _Generation]", model: Model) -> Mapping[str, Rows]:
         """Score a continuation under steering, or generate after a prompt and observe the pass over both."""
-        assert cell.model is not None
         number = cell.work.prompt
         if isinstance(cell.work, _Steering):
             return {"span_steering": self._steering_rows(cell.model, number, model)}

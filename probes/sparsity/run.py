@@ -24,7 +24,7 @@ from headscope.positions.model import Model
 from headscope.runs.aggregation import plain_types
 from headscope.runs.arrow import Rows
 from headscope.scores.minference import read_patterns
-from headscope.study.cells import Cell, TextPass, document_of, pass_cost
+from headscope.study.cells import Cell, PassCell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.prompt_sets import PromptSets
 from probes.sparsity.analysis import rule_family
@@ -95,9 +95,9 @@ class SparsityRunner:
         kinds = self._text_cells, self._answer_cells, self._choice_cells, self._whole_model_cells
         return [cell for label in self.context.labels for cells in kinds for cell in cells(label)]
 
-    def _text_cells(self, label: str) -> list[Cell]:
+    def _text_cells(self, label: str) -> Sequence[Cell]:
         return [
-            Cell(
+            PassCell(
                 _text_id(label, length, number),
                 label,
                 pass_cost(length),
@@ -107,13 +107,14 @@ class SparsityRunner:
             for number, document in enumerate(self._documents(label))
         ]
 
-    def _answer_cells(self, label: str) -> list[Cell]:
+    def _answer_cells(self, label: str) -> Sequence[Cell]:
         if not self.options.needles:
             return []
         pairs, cells = self.needles.open(label, "needle"), []
         for number, name in enumerate(pairs.pair_names):
             ids = self._answer_ids(label, number)[0]
-            cells.append(Cell(f"{label}: {name}", label, pass_cost(len(ids)), name, TextPass.over(ids, number)))
+            text_pass = TextPass.over(ids, number)
+            cells.append(PassCell(f"{label}: {name}", label, pass_cost(len(ids)), name, text_pass=text_pass))
         return cells
 
     def _choice_cells(self, label: str) -> list[Cell]:
@@ -162,12 +163,11 @@ class SparsityRunner:
             cells.append(Cell(f"{label}: whole model by {work.rule}, {text}", label, cost, work))
         return cells
 
-    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: Cell[ChoiceWork | WholeModelWork], model: Model) -> Mapping[str, Rows]:
         """Rows of a cell of a whole model, or of a choice of rules."""
-        assert cell.model is not None
         if isinstance(cell.work, ChoiceWork):
             return {SPARSE_CHOICE.name: self._choose(cell.model, cell.work)}
-        work: WholeModelWork = cell.work
+        work = cell.work
         rule = self._rule(work, cell.model, model)
         keys: dict[str, Any] = {"model": cell.model, "context_length": work.length, "rule": work.rule}
         if work.is_answer:
@@ -219,17 +219,13 @@ class SparsityRunner:
             return HeadPatterns.for_model(self.patterns, model.geometry, label)
         return None if work.rule == DENSE else {str(rule): rule for rule in self.rules}[work.rule]
 
-    def token_ids(self, cell: Cell) -> Sequence[int]:
-        assert cell.model is not None
-        assert cell.text_pass is not None
+    def token_ids(self, cell: PassCell) -> Sequence[int]:
         if cell.work is not None:
             return self._answer_ids(cell.model, cell.text_pass.document)[0]
         document, length = document_of(cell, self._documents)
         return document.ids[:length]
 
-    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "SparsityObserver":
-        assert cell.model is not None
-        assert cell.text_pass is not None
+    def observer(self, cell: PassCell, model: Model, ids: Tensor) -> "SparsityObserver":
         select: Callable[[int | None, int | None], IntArray]
         if cell.work is not None:
             _, rows = self._answer_ids(cell.model, cell.text_pass.document)

@@ -32,7 +32,7 @@ from headscope.prompts.texts import TokenDocument
 from headscope.rendering.text import to_visible_line
 from headscope.runs.arrow import Rows
 from headscope.scores import model_heads
-from headscope.study.cells import Cell, TextPass, document_of, pass_cost
+from headscope.study.cells import Cell, PassCell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.prompt import ProbeTexts
 from probes.weights.schema import (
@@ -69,13 +69,14 @@ class WeightsRunner:
         self._weights: tuple[Any, ModelWeights] | None = None
 
     def cells(self) -> list[Cell]:
-        options, cells = self.options, []
+        options = self.options
+        cells: list[Cell] = []
         for label in self.context.labels:
             self._check_rows(label)
             if TEXT_PARTS & {*options.parts}:
                 for length, number, name in self._texts(label):
                     text_pass = TextPass.over(self._documents(label)[number].ids[:length], number)
-                    cells.append(Cell(name, label, pass_cost(length), text_pass=text_pass))
+                    cells.append(PassCell(name, label, pass_cost(length), text_pass=text_pass))
             if "weights" in options.parts or options.tokens or options.pairs:
                 for word in self._words():
                     find_token(self.context.tokenizer(label), word)
@@ -106,19 +107,17 @@ class WeightsRunner:
             for number in range(len(self._documents(label))):
                 yield length, number, f"{label}: {length} tokens, document {number}"
 
-    def token_ids(self, cell: Cell) -> Sequence[int]:
+    def token_ids(self, cell: PassCell) -> Sequence[int]:
         document, length = document_of(cell, self._documents)
         return document.ids[:length]
 
-    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "TextObserver":
+    def observer(self, cell: PassCell, model: Model, ids: Tensor) -> "TextObserver":
         document, length = document_of(cell, self._documents)
-        assert cell.text_pass is not None
         keys = {"model": cell.model, "context_length": length, "doc": document.name}
         seed = self.context.seed + cell.text_pass.document
         return TextObserver(model, ids, {*self.options.parts}, seed, keys)
 
-    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
-        assert cell.model is not None
+    def compute_rows(self, cell: "Cell[str | _HeadsWork]", model: Model) -> Mapping[str, Rows]:
         weights = self._model_weights(model)
         with torch.no_grad():
             if isinstance(cell.work, _HeadsWork):

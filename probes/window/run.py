@@ -146,9 +146,9 @@ class WindowRunner:
         self.options, self.seed = options, context.seed
 
     def cells(self) -> list[Cell]:
-        return [Cell(f"width {width}", None, 1.0, width) for width in self.options.widths]
+        return [Cell(f"width {width}", "", 1.0, width) for width in self.options.widths]
 
-    def compute_rows(self, cell: Cell, model: None) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: Cell[int], model: None) -> Mapping[str, Rows]:
         trained = train_models(cell.work, self.options, self.seed)
         distances = torch.arange(1, 2 * self.options.center)
         strongest = trained.amplitude.argmax(-1, keepdim=True)

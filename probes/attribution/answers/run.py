@@ -62,8 +62,7 @@ class AnswerRunner:
             for number, name in enumerate(pairs.pair_names)
         ]
 
-    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
-        assert cell.model is not None
+    def compute_rows(self, cell: Cell[AnswerWork], model: Model) -> Mapping[str, Rows]:
         pairs = self.sets.open(cell.model, cell.work.prompts)
         pair = pairs.build(cell.work.index)
         wrong = int(pair.wrong[0]) if len(pair.wrong) else None

@@ -27,6 +27,7 @@ from headscope.study.named_heads import NamedHeads
 from probes.patching.effects import effect_columns, is_normalised
 from probes.patching.pair_cells import (
     RESIDUAL_STREAM_MEMORY_BYTES,
+    PairCell,
     PairWork,
     SetCost,
     cells_of_sets,
@@ -85,9 +86,8 @@ class PathsRunner:
             costs += [self._cost(label, source, model) for source in self.sets.sources]
         return [*cells_of_sets(costs, self.options)]
 
-    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
-        assert cell.model is not None
-        work: PairWork = cell.work
+    def compute_rows(self, cell: PairCell, model: Model) -> Mapping[str, Rows]:
+        work = cell.work
         pairs = self.sets.open(cell.model, work.prompts)
         if (cell.model, work.prompts) not in self._checked_sets:
             refuse_swapped_answers(model, pairs, work.prompts, self.options)

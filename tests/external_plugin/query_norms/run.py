@@ -8,10 +8,10 @@ from torch import Tensor
 from headscope.plugin_api import (
     AttentionRecord,
     CapturedLayers,
-    Cell,
     FinishedPass,
     Model,
     ObservingRunner,
+    PassCell,
     StudyContext,
     TextPass,
     TokenDocument,
@@ -26,7 +26,7 @@ class NormRunner(ObservingRunner):
     def __init__(self, options: NormOptions, context: StudyContext) -> None:
         self.options, self.context = options, context
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[PassCell]:
         return [
             self._cell(label, length, number, document)
             for label in self.context.labels
@@ -34,18 +34,18 @@ class NormRunner(ObservingRunner):
             for number, document in enumerate(self.context.documents(label, max(self.options.lengths)))
         ]
 
-    def token_ids(self, cell: Cell) -> Sequence[int]:
+    def token_ids(self, cell: PassCell) -> Sequence[int]:
         ids: Sequence[int] = cell.work[1]
         return ids
 
-    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "NormObserver":
+    def observer(self, cell: PassCell, model: Model, ids: Tensor) -> "NormObserver":
         name, _ = cell.work
         return NormObserver(self.options.power, {"model": cell.model, "context_length": ids.numel(), "doc": name})
 
-    def _cell(self, label: str, length: int, number: int, document: TokenDocument) -> Cell:
+    def _cell(self, label: str, length: int, number: int, document: TokenDocument) -> PassCell:
         ids = document.ids[:length]
         name = f"{label}: {length} tokens, {document.name}"
-        return Cell(name, label, pass_cost(length), (document.name, ids), TextPass.over(ids, number))
+        return PassCell(name, label, pass_cost(length), (document.name, ids), text_pass=TextPass.over(ids, number))
 
 
 class NormObserver:
