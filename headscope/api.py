@@ -18,10 +18,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from headscope import plugins, user_input
+from headscope.declaration import Declaration
 from headscope.errors import BadInput, did_you_mean
-from headscope.probe import Probe
 from headscope.runs.run import Run
-from headscope.study.config import build_study, read_study, refuse_texts_beside_prompt
+from headscope.study.config import OptionParts, build_study, read_study, refuse_texts_beside_prompt
 
 log = logging.getLogger("headscope")
 
@@ -44,7 +44,7 @@ SHARED_KEYWORDS: Mapping[str, Any] = {
 """
 
 
-def shared_keywords(probe: Probe) -> dict[str, Any]:
+def shared_keywords(probe: Declaration) -> dict[str, Any]:
     """The shared keywords of a probe: `text` and `docs` only if it declares them, `bos` only if it takes models."""
     absent = {"text", "docs"} - {*probe.takes} | (set() if {"models", "model"} & {*probe.takes} else {"bos"})
     return {name: default for name, default in SHARED_KEYWORDS.items() if name not in absent}
@@ -106,7 +106,7 @@ def _open_run(run: Run | Path | str, argument_name: str) -> Run:
 def probe_function(name: str) -> Callable[..., Run]:
     """The function that runs the probe `name`, with its options as keywords."""
     probe = plugins.probes()[name]
-    options = plugins.call_part(probe, Probe.options)
+    options = plugins.call_part(probe, OptionParts.options)
     signature = inspect.Signature(_parameters(probe, options), return_annotation=Run)
 
     def call(*args: Any, **keywords: Any) -> Run:
@@ -140,7 +140,7 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
     if "text" in probe.takes:
         content["texts"] = {"source": shared["text"], "docs": shared["docs"]}
         changed = [name for name in ("text", "docs") if shared[name] != SHARED_KEYWORDS[name]]
-        refuse_texts_beside_prompt(plugins.call_part(probe, Probe.options), keywords, changed)
+        refuse_texts_beside_prompt(plugins.call_part(probe, OptionParts.options), keywords, changed)
     with hide_progress_bars(quiet):
         in_memory_models = {}
         if {"models", "model"} & set(probe.takes):
@@ -205,7 +205,7 @@ def keyword_fields(options: type[BaseModel]) -> dict[str, FieldInfo]:
     return {name: field for name, field in options.model_fields.items() if name not in reserved}
 
 
-def _parameters(probe: Probe, options: type[BaseModel]) -> list[inspect.Parameter]:
+def _parameters(probe: Declaration, options: type[BaseModel]) -> list[inspect.Parameter]:
     shared = shared_keywords(probe)
     probe_defaults = {
         name: field.get_default(call_default_factory=True) for name, field in keyword_fields(options).items()
@@ -218,7 +218,7 @@ def _parameters(probe: Probe, options: type[BaseModel]) -> list[inspect.Paramete
     return parameters
 
 
-def _docstring(probe: Probe, options: type[BaseModel]) -> str:
+def _docstring(probe: Declaration, options: type[BaseModel]) -> str:
     lines = [probe.summary, ""]
     if "models" in probe.takes:
         lines += [

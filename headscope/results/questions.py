@@ -7,13 +7,12 @@ part in square brackets is left out if one of its places has no value: "the scor
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
 from headscope import plugins
-from headscope.probe import Probe
 
 Level = Literal["warning", "row", "headline", "detail"]
 
@@ -112,11 +111,19 @@ SHARED_QUESTIONS = (
 """Those that no probe declares: the notes on models, and ranks of heads."""
 
 
+class QuestionParts:
+    """Contract of the part of a probe with its questions."""
+
+    def questions(self) -> Sequence[Question]:
+        """The questions that its results answer."""
+        return ()
+
+
 @cache
 def questions() -> Mapping[str, Question]:
     """All questions by name: the shared ones, and those of every probe with their topics."""
     declared = {question.name: question for question in SHARED_QUESTIONS}
-    for probe, probe_questions in plugins.call_parts(Probe.questions):
+    for probe, probe_questions in plugins.call_parts(QuestionParts.questions):
         for question in probe_questions:
             topic = question.topic or (CLAIMS_TOPIC if question.is_claim else probe.title)
             declared[question.name] = replace(question, topic=topic)
