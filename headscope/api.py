@@ -20,7 +20,8 @@ from pydantic.fields import FieldInfo
 from headscope import plugins, user_input
 from headscope.declaration import Declaration
 from headscope.errors import BadInput, did_you_mean
-from headscope.runs.run import Run
+from headscope.run import Run
+from headscope.runs.run import Run as StoredRun
 from headscope.study.config import OptionParts, build_study, read_study, refuse_texts_beside_prompt
 
 log = logging.getLogger("headscope")
@@ -63,10 +64,10 @@ def run_study(content: Path | str | Mapping[str, Any], out: Path | str = "runs",
     else:
         study = read_study(user_input.check_path(content, "study"), {})
     resume = user_input.check_flag(resume, "resume")
-    return runner.run_study(study, out, resume=resume, progress=console_progress(quiet=False))
+    return Run.open(runner.run_study(study, out, resume=resume, progress=console_progress(quiet=False)).path)
 
 
-def compare(before: Run | Path | str, after: Run | Path | str) -> pd.DataFrame:
+def compare(before: StoredRun | Path | str, after: StoredRun | Path | str) -> pd.DataFrame:
     """What changed between two runs: one row per result that both have, the clearest change first.
 
     question, model, baseline and where name the result; before, after: its values; unit_before and unit_after: its head
@@ -82,7 +83,9 @@ def compare(before: Run | Path | str, after: Run | Path | str) -> pd.DataFrame:
 
 
 def check(
-    run: Run | Path | str, checks: Path | str | Sequence[Mapping[str, Any]], against: Run | Path | str | None = None
+    run: StoredRun | Path | str,
+    checks: Path | str | Sequence[Mapping[str, Any]],
+    against: StoredRun | Path | str | None = None,
 ) -> pd.DataFrame:
     """Check whether results and statistics of heads of a run are within bounds: one row per outcome.
 
@@ -99,8 +102,8 @@ def check(
     return pd.DataFrame(map(asdict, run_checks(_open_run(run, "run"), read, earlier)))
 
 
-def _open_run(run: Run | Path | str, argument_name: str) -> Run:
-    return run if isinstance(run, Run) else Run.open(user_input.check_path(run, argument_name))
+def _open_run(run: StoredRun | Path | str, argument_name: str) -> StoredRun:
+    return run if isinstance(run, StoredRun) else Run.open(user_input.check_path(run, argument_name))
 
 
 def probe_function(name: str) -> Callable[..., Run]:
@@ -155,13 +158,14 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
             content["models"] = {
                 label: source if isinstance(source, str) else source.spec for label, source in opened.items()
             }
-        return execute(
+        stored = execute(
             build_study(content),
             shared["out"],
             resume=resume,
             in_memory_models=in_memory_models,
             progress=console_progress(quiet),
         )
+        return Run.open(stored.path)
 
 
 def _open_in_context(label: str, source: Any, device: str, dtype: str) -> Any:

@@ -82,9 +82,10 @@ def _find_class(name: str, module: str) -> tuple[ast.ClassDef, str] | None:
     for node in ast.walk(_tree(module)):  # also what is imported for type checkers only
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node, module
-        imported = isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headscope")
-        if isinstance(node, ast.ImportFrom) and imported and name in [alias.name for alias in node.names]:
-            return _find_class(name, node.module or "")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headscope"):
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    return _find_class(alias.name, node.module or "")
     return None
 
 

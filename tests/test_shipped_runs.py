@@ -17,8 +17,8 @@ from headscope.rendering import assembly, run_results
 from headscope.rendering.blocks import Chart
 from headscope.results.collection import all_results
 from headscope.results.words import sentence
+from headscope.run import Run
 from headscope.runs.columns import FORMAT_VERSION, all_tables
-from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study.config import OptionParts, build_study, read_study
 from probes.patching import analysis, report
