@@ -21,7 +21,6 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "bins": set(),
     "streaming": set(),
     "ablation_names": {"errors", "streaming", "user_input"},
-    "process_memory": set(),
     "user_input": {"errors"},
     "declaration": set(),
     "probe": {"declaration", "rendering", "results", "runs", "study"},
@@ -29,7 +28,6 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "plugins": {"errors", "declaration"},
     "estimates": set(),
     "heads": {"errors", "estimates", "user_input", "model_identity"},
-    "head_names": {"errors", "heads", "model_identity", "runs", "user_input"},
     "attention": {"errors", "compat"},
     "kernels": {"attention"},
     "measures": {"errors", "attention", "bins", "kernels", "streaming"},
@@ -107,7 +105,6 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "study": {
         "attention",
         "compat",
-        "process_memory",
         "errors",
         "kernels",
         "user_input",
@@ -121,7 +118,6 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "forward",
         "prompts",
         "ablation_names",
-        "head_names",
         "interventions",
     },
     "tasks": {"errors", "compat", "user_input", "positions", "study"},
@@ -161,11 +157,11 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "positions",
     },
     "callback": {"errors", "study"},
-    "score_probe": {"probe", "rendering", "results", "runs", "study"},
+    "score_probe": {"attention", "probe", "rendering", "results", "runs", "study"},
 }
 """Folder or module of headscope -> those that it may import, also for types. `bench`, `cli`, `reference` and `stub` may
 import all."""
-MAX_ROOMS, MAX_FLOORS = 47, 12
+MAX_ROOMS, MAX_FLOORS = 46, 12
 """Folders and modules of headscope, and the longest way down from one of them through its imports."""
 
 TORCH = {"torch", "transformers", "transformer_lens"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from headscope import plugins, process_memory
+from headscope import plugins
 from headscope.compat.torch import cpu_flash_attention
 from headscope.compat.transformers import COMMIT_HASH
 from headscope.forward.observe import observe
@@ -20,6 +20,7 @@ from headscope.models.bridge import describe_bridge
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import PRETRAINING_KEY, Model
 from headscope.runs.arrow import Rows
+from headscope.study import process_memory
 from headscope.study.cells import Job, ObservingRunner, ProbeRunner, group_by_pass
 from headscope.study.context import OTHER_WEIGHTS, StudyContext
 from headscope.study.runner_parts import RunnerParts
