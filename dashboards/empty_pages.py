@@ -7,11 +7,11 @@ from itertools import chain, islice
 from dashboards.pages import Page
 from dashboards.run_store import current_store, run_label
 from headscope import plugins
-from headscope.probe import Probe
 from headscope.rendering.blocks import Block, Link, Links, PageContent, TextBlock
 from headscope.rendering.explorer_blocks import query_link
+from headscope.runs.columns import TableParts
 from headscope.runs.run import Run
-from headscope.runs.summary import default_models
+from headscope.runs.summary import ColumnParts, default_models
 
 MAX_OFFERED_RUNS = 6
 """Runs that an empty page offers, the newest."""
@@ -52,8 +52,8 @@ def _fills(page: Page, run: Run) -> bool:
     names = {
         table.name
         for probe in plugins.probes().values()
-        if probe.has(Probe.head_columns)
-        for table in plugins.call_part(probe, Probe.tables)
+        if probe.has(ColumnParts.head_columns)
+        for table in plugins.call_part(probe, TableParts.tables)
     }
     return len(run.models) >= FEWEST_MODELS[page.PATH] and not names.isdisjoint(run.tables)
 

@@ -17,7 +17,7 @@ from .positions.adarope import AdaRoPE as AdaRoPE
 from .positions.attach import attached as attached
 from .positions.model import Model as Model
 from .positions.model import load as load
-from .runs.run import Run as Run
+from .run import Run as Run
 
 __version__: str
 __all__: list[str]

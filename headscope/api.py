@@ -18,10 +18,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from headscope import plugins, user_input
+from headscope.declaration import Declaration
 from headscope.errors import BadInput, did_you_mean
-from headscope.probe import Probe
-from headscope.runs.run import Run
-from headscope.study.config import build_study, read_study, refuse_texts_beside_prompt
+from headscope.run import Run
+from headscope.runs.run import Run as StoredRun
+from headscope.study.config import OptionParts, build_study, read_study, refuse_texts_beside_prompt
 
 log = logging.getLogger("headscope")
 
@@ -44,7 +45,7 @@ SHARED_KEYWORDS: Mapping[str, Any] = {
 """
 
 
-def shared_keywords(probe: Probe) -> dict[str, Any]:
+def shared_keywords(probe: Declaration) -> dict[str, Any]:
     """The shared keywords of a probe: `text` and `docs` only if it declares them, `bos` only if it takes models."""
     absent = {"text", "docs"} - {*probe.takes} | (set() if {"models", "model"} & {*probe.takes} else {"bos"})
     return {name: default for name, default in SHARED_KEYWORDS.items() if name not in absent}
@@ -63,10 +64,10 @@ def run_study(content: Path | str | Mapping[str, Any], out: Path | str = "runs",
     else:
         study = read_study(user_input.check_path(content, "study"), {})
     resume = user_input.check_flag(resume, "resume")
-    return runner.run_study(study, out, resume=resume, progress=console_progress(quiet=False))
+    return Run.open(runner.run_study(study, out, resume=resume, progress=console_progress(quiet=False)).path)
 
 
-def compare(before: Run | Path | str, after: Run | Path | str) -> pd.DataFrame:
+def compare(before: StoredRun | Path | str, after: StoredRun | Path | str) -> pd.DataFrame:
     """What changed between two runs: one row per result that both have, the clearest change first.
 
     question, model, baseline and where name the result; before, after: its values; unit_before and unit_after: its head
@@ -82,7 +83,9 @@ def compare(before: Run | Path | str, after: Run | Path | str) -> pd.DataFrame:
 
 
 def check(
-    run: Run | Path | str, checks: Path | str | Sequence[Mapping[str, Any]], against: Run | Path | str | None = None
+    run: StoredRun | Path | str,
+    checks: Path | str | Sequence[Mapping[str, Any]],
+    against: StoredRun | Path | str | None = None,
 ) -> pd.DataFrame:
     """Check whether results and statistics of heads of a run are within bounds: one row per outcome.
 
@@ -99,14 +102,14 @@ def check(
     return pd.DataFrame(map(asdict, run_checks(_open_run(run, "run"), read, earlier)))
 
 
-def _open_run(run: Run | Path | str, argument_name: str) -> Run:
-    return run if isinstance(run, Run) else Run.open(user_input.check_path(run, argument_name))
+def _open_run(run: StoredRun | Path | str, argument_name: str) -> StoredRun:
+    return run if isinstance(run, StoredRun) else Run.open(user_input.check_path(run, argument_name))
 
 
 def probe_function(name: str) -> Callable[..., Run]:
     """The function that runs the probe `name`, with its options as keywords."""
     probe = plugins.probes()[name]
-    options = plugins.call_part(probe, Probe.options)
+    options = plugins.call_part(probe, OptionParts.options)
     signature = inspect.Signature(_parameters(probe, options), return_annotation=Run)
 
     def call(*args: Any, **keywords: Any) -> Run:
@@ -140,7 +143,7 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
     if "text" in probe.takes:
         content["texts"] = {"source": shared["text"], "docs": shared["docs"]}
         changed = [name for name in ("text", "docs") if shared[name] != SHARED_KEYWORDS[name]]
-        refuse_texts_beside_prompt(plugins.call_part(probe, Probe.options), keywords, changed)
+        refuse_texts_beside_prompt(plugins.call_part(probe, OptionParts.options), keywords, changed)
     with hide_progress_bars(quiet):
         in_memory_models = {}
         if {"models", "model"} & set(probe.takes):
@@ -155,13 +158,14 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
             content["models"] = {
                 label: source if isinstance(source, str) else source.spec for label, source in opened.items()
             }
-        return execute(
+        stored = execute(
             build_study(content),
             shared["out"],
             resume=resume,
             in_memory_models=in_memory_models,
             progress=console_progress(quiet),
         )
+        return Run.open(stored.path)
 
 
 def _open_in_context(label: str, source: Any, device: str, dtype: str) -> Any:
@@ -205,7 +209,7 @@ def keyword_fields(options: type[BaseModel]) -> dict[str, FieldInfo]:
     return {name: field for name, field in options.model_fields.items() if name not in reserved}
 
 
-def _parameters(probe: Probe, options: type[BaseModel]) -> list[inspect.Parameter]:
+def _parameters(probe: Declaration, options: type[BaseModel]) -> list[inspect.Parameter]:
     shared = shared_keywords(probe)
     probe_defaults = {
         name: field.get_default(call_default_factory=True) for name, field in keyword_fields(options).items()
@@ -218,7 +222,7 @@ def _parameters(probe: Probe, options: type[BaseModel]) -> list[inspect.Paramete
     return parameters
 
 
-def _docstring(probe: Probe, options: type[BaseModel]) -> str:
+def _docstring(probe: Declaration, options: type[BaseModel]) -> str:
     lines = [probe.summary, ""]
     if "models" in probe.takes:
         lines += [

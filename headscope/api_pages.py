@@ -79,12 +79,13 @@ def _inherited(node: ast.ClassDef, module: str) -> list[ast.stmt]:
 
 def _find_class(name: str, module: str) -> tuple[ast.ClassDef, str] | None:
     """A class by its name in a module of headscope, where it is defined or imported."""
-    for node in _tree(module).body:
+    for node in ast.walk(_tree(module)):  # also what is imported for type checkers only
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node, module
-        imported = isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headscope")
-        if isinstance(node, ast.ImportFrom) and imported and name in [alias.name for alias in node.names]:
-            return _find_class(name, node.module or "")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headscope"):
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    return _find_class(alias.name, node.module or "")
     return None
 
 

@@ -1,19 +1,19 @@
 """Discovery of probes through Python's entry points, and calls of their parts.
 
-headscope knows a probe only by its declaration, a `Probe`. Built-in probes are found like those of other packages: an
+headscope knows a probe only by its `Declaration`. Built-in probes are found like those of other packages: an
 entry point of the group `headscope.probes` names the declaration. A part that fails is reported in one line;
 everything else keeps working.
 """
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from headscope.declaration import PLACES, Declaration
 from headscope.errors import BrokenProbe, HeadscopeError, did_you_mean
-from headscope.probe import Probe
 
 GROUP = "headscope.probes"
 """Group of the entry points; the name of an entry point is the name of its probe."""
@@ -25,40 +25,46 @@ log = logging.getLogger("headscope")
 
 
 @cache
-def probes() -> Mapping[str, Probe]:
+def probes() -> Mapping[str, Declaration]:
     """All installed probes by name, in order. A declaration that cannot be read is reported and left out."""
     loaded = [probe for entry in entry_points(group=GROUP) if (probe := _load_declaration(entry)) is not None]
     return {probe.name: probe for probe in sorted(loaded, key=lambda probe: (probe.order, probe.name))}
 
 
-def requestable_probes() -> Mapping[str, Probe]:
+def requestable_probes() -> Mapping[str, Declaration]:
     """The installed probes that a study or command can request: all but those that always run."""
     return {name: probe for name, probe in probes().items() if not probe.runs_always}
 
 
-def probe_functions() -> Mapping[str, Probe]:
+def probe_functions() -> Mapping[str, Declaration]:
     """The requestable probes by the names of their functions in Python."""
     return {probe.function_name: probe for probe in requestable_probes().values()}
 
 
 def call_part(
-    probe: Probe,
+    probe: Declaration,
     part: Callable[Concatenate[Any, Arguments], Part],
     *arguments: Arguments.args,
     **keywords: Arguments.kwargs,
 ) -> Part:
-    """Call a method of a probe, named as `Probe.charts`; an iterator is returned as a list.
+    """Call a part of a probe, named by its contract, such as `ViewParts.charts`; an iterator is returned as a list.
 
-    Raises BrokenProbe if it fails, and headscope's own errors, such as BadRun for a damaged table, as they are.
+    A probe without the part gives what the contract returns. Raises BrokenProbe if the part fails, and headscope's own
+    errors, such as BadRun for a damaged table, as they are.
     """
-    method: Callable[Arguments, Part] = getattr(probe, part.__name__)
-    return call_guarded(probe, part.__name__, method, *arguments, **keywords)
+    return call_guarded(probe, part.__name__, method_of(probe, part), *arguments, **keywords)
+
+
+def method_of(probe: Declaration, part: Callable[Concatenate[Any, Arguments], Part]) -> Callable[Arguments, Part]:
+    """The method of a probe for a part; without one, that of the contract."""
+    method: Callable[Concatenate[Any, Arguments], Part] = getattr(type(probe), part.__name__, part)
+    return partial(method, probe)
 
 
 def call_parts(
     part: Callable[Concatenate[Any, Arguments], Part], *arguments: Arguments.args, **keywords: Arguments.kwargs
-) -> Iterator[tuple[Probe, Part]]:
-    """Call this method of every probe that has the part. One that fails is reported and left out."""
+) -> Iterator[tuple[Declaration, Part]]:
+    """Call this part of every probe that has it. One that fails is reported and left out."""
     for probe in probes().values():
         if not probe.has(part):
             continue
@@ -71,7 +77,7 @@ def call_parts(
 
 
 def call_guarded(
-    probe: Probe,
+    probe: Declaration,
     part_name: str,
     function: Callable[Arguments, Part],
     *arguments: Arguments.args,
@@ -108,26 +114,30 @@ _OLD_PARTS = {"findings": "results", "head_findings": "head_results"}
 """Parts of earlier versions of the declaration, and what replaces them."""
 
 
-def _load_declaration(entry: EntryPoint) -> Probe | None:
+def _load_declaration(entry: EntryPoint) -> Declaration | None:
     try:
         probe = entry.load()
-        if not isinstance(probe, Probe) or probe.name != entry.name:
+        if not isinstance(probe, Declaration) or probe.name != entry.name:
             raise TypeError(f"{entry.value} is not a Probe named '{entry.name}'")
-        known = {name for base in type(probe).__mro__[1:] for name in (*vars(base), *inspect.get_annotations(base))}
         for name in vars(type(probe)):
-            if not name.startswith("_") and name not in known:
-                raise TypeError(_unknown_part(name))
+            if not name.startswith("_") and name not in (known := _known_names(type(probe))):
+                raise TypeError(_unknown_part(name, known))
         return probe
     except Exception as error:  # third-party code can fail in any way
         report_broken(_broken_probe(entry.name, "declaration", error))
         return None
 
 
-def _unknown_part(name: str) -> str:
+def _known_names(declaration: type[Declaration]) -> list[str]:
+    """The parts of a probe, and the other names that its declaration may have: those of its base classes."""
+    names = [name for base in declaration.__mro__[1:] for name in (*inspect.get_annotations(base), *vars(base))]
+    return [*PLACES, *(name for name in names if not name.startswith("_"))]
+
+
+def _unknown_part(name: str, known: Sequence[str]) -> str:
     if name in _OLD_PARTS:
         return f"'{name}' was replaced by '{_OLD_PARTS[name]}' in API_VERSION 3. Yield results instead of sentences"
-    parts = [part for part in [*Probe.__annotations__, *vars(Probe)] if not part.startswith("_")]
-    return f"unknown part '{name}'{did_you_mean(name, parts)}. Begin the names of helpers with an underscore"
+    return f"unknown part '{name}'{did_you_mean(name, known)}. Begin the names of helpers with an underscore"
 
 
 def _broken_probe(name: str, part: str, error: Exception) -> BrokenProbe:

@@ -22,10 +22,12 @@ from headscope.cli.app import app
 from headscope.cli.command_groups import ProbeCommand
 from headscope.cli.flags import TYPE_NAMES
 from headscope.cli.probe_commands import choices
-from headscope.probe import Probe
 from headscope.rendering.blocks import Term
+from headscope.rendering.view_parts import ViewParts
+from headscope.results.questions import QuestionParts
 from headscope.runs.column_metadata import capitalise, roles, statistics
 from headscope.runs.columns import all_tables
+from headscope.study.config import OptionParts
 
 DOCS = Path(__file__).parents[1] / "docs"
 FILE = DOCS / "reference.md"
@@ -164,7 +166,7 @@ def _functions() -> list[str]:
         exported = getattr(headscope, name)
         names = "" if isinstance(exported, type) else f"({', '.join(inspect.signature(exported).parameters)})"
         parts.append(f"### hs.{name}{names}\n\n{_first_paragraph(exported)}")
-    for probe, options in plugins.call_parts(Probe.options):
+    for probe, options in plugins.call_parts(OptionParts.options):
         rows = ["| keyword | default | meaning |", "|---|---|---|"]
         for name, field in keyword_fields(options).items():
             default = field.get_default(call_default_factory=True)
@@ -219,7 +221,7 @@ def _tables() -> list[str]:
 def _results() -> str:
     """A row per question that results answer, by probe."""
     rows = ["| question | sentence | interval over |", "|---|---|---|"]
-    for _, asked in plugins.call_parts(Probe.questions):
+    for _, asked in plugins.call_parts(QuestionParts.questions):
         for question in sorted(asked, key=lambda one: one.name):
             rows.append(f"| `{question.name}` | {question.sentence.replace('|', '/')} | {question.samples} |")
     return "\n".join(rows)
@@ -236,7 +238,7 @@ def _statistics() -> str:
 def glossary_page() -> str:
     """The glossary as Markdown: the terms of all probes, the general vocabulary, and the roles of heads."""
     terms = {term.word: term for term in VOCABULARY}
-    for _, declared_terms in plugins.call_parts(Probe.glossary):
+    for _, declared_terms in plugins.call_parts(ViewParts.glossary):
         for term in declared_terms:
             terms.setdefault(term.word, term)
     parts = ["# Glossary", "The words of reports, app and tables. `python -m headscope.reference` writes this page."]

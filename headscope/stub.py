@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 from headscope import plugins
 from headscope.api import keyword_fields, shared_keywords
-from headscope.probe import Probe
+from headscope.declaration import Declaration
+from headscope.study.config import OptionParts
 from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS
 
 FILE = Path(__file__).with_name("__init__.pyi")
@@ -34,12 +35,12 @@ SHARED_TYPES = {
 def add_probe_functions(stub: str) -> str:
     """Replace the functions below MARK with those of the installed probes."""
     functions = "\n".join(
-        line for probe, options in plugins.call_parts(Probe.options) for line in _function(probe, options)
+        line for probe, options in plugins.call_parts(OptionParts.options) for line in _function(probe, options)
     )
     return f"{stub.partition(MARK)[0]}{MARK}\n{functions}\n"
 
 
-def _function(probe: Probe, options: type[BaseModel]) -> Iterator[str]:
+def _function(probe: Declaration, options: type[BaseModel]) -> Iterator[str]:
     yield f"def {probe.function_name}("
     if {"models", "model"} & {*probe.takes}:
         yield "    model: ModelSource | Mapping[str, ModelSource],"

@@ -17,7 +17,7 @@ from zoo.build import tiny
 import headscope as hs
 from headscope.attention import backend
 from headscope.attention.edits import TokenSet
-from headscope.attention.logit_edits import StreamingKind
+from headscope.attention.streaming_kernel import StreamingKind
 from headscope.interventions import replay
 from headscope.interventions.edits import edit
 from headscope.interventions.kinds import DocumentMean, InputsFunction, RuleChoice, Steer, Suppress, Uniform, Zero

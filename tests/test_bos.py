@@ -22,7 +22,7 @@ from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.prompts.bos import opening_tokens, with_bos
 from headscope.prompts.special_tokens import leading_special_tokens
-from headscope.runs.run import Run
+from headscope.run import Run
 from headscope.study.config import build_study
 
 PROMPT = "w1 w2 w3 w1 w2"

@@ -25,8 +25,8 @@ from headscope.results import head_statistics
 from headscope.results.check_file import Check, read_checks, write_checks
 from headscope.results.checks import CheckResult, run_checks
 from headscope.results.result import Result
+from headscope.run import Run
 from headscope.runs.aggregation import confidence_interval
-from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 
 

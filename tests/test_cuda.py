@@ -24,8 +24,8 @@ from transformers import masking_utils
 from headscope.attention import backend, cuda, kernel, masks
 from headscope.attention.edits import InputsKind, TokenSet
 from headscope.attention.kernel import AttentionVariant
-from headscope.attention.logit_edits import LogitKind, StreamingKind
-from headscope.attention.record import AttentionRecord
+from headscope.attention.record import AttentionRecord, LogitKind
+from headscope.attention.streaming_kernel import StreamingKind
 from headscope.decomposition.residual_decomposition import ResidualDecomposition
 from headscope.forward.capture import capturing
 from headscope.forward.logits import compute_loss_by_position, finite_hidden_states

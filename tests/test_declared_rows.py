@@ -9,9 +9,8 @@ from support.synthetic_runs import synthetic_run
 
 from headscope import plugins
 from headscope.bench.synthetic_run import Sizes, synthetic_manifest
-from headscope.probe import Probe
 from headscope.runs.aggregation import plain_types
-from headscope.runs.columns import all_tables
+from headscope.runs.columns import TableParts, all_tables
 from headscope.runs.run_tables import validate
 from headscope.runs.writer import RunWriter
 
@@ -36,5 +35,5 @@ def test_rows_of_a_declaration_are_valid_and_are_read_as_written(name: str, tmp_
 
 def test_a_named_probe_without_plausible_rows_gets_random_ones(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, probes=("scaling",))
-    tables = plugins.call_part(plugins.probes()["scaling"], Probe.tables)
+    tables = plugins.call_part(plugins.probes()["scaling"], TableParts.tables)
     assert {table.name for table in tables} <= {*run.tables}

@@ -14,10 +14,9 @@ import headscope as hs
 from headscope import plugins, reference
 from headscope.cli.app import app
 from headscope.cli.command_groups import Commands
-from headscope.probe import Probe
 from headscope.results.table import COLUMNS
 from headscope.runs.columns import all_tables
-from headscope.study.config import build_study, read_study
+from headscope.study.config import OptionParts, build_study, read_study
 from probes.adapt import paper_page
 
 ROOT = Path(__file__).parents[1]
@@ -64,7 +63,7 @@ def test_every_command_is_in_the_readme_and_documented_in_the_reference(name):
 
 
 def test_every_function_and_its_keywords_are_in_the_reference():
-    options_of = dict(plugins.call_parts(Probe.options))
+    options_of = dict(plugins.call_parts(OptionParts.options))
     assert [probe.name for probe in options_of] == [*plugins.requestable_probes()]
     for probe, options in options_of.items():
         chapter = REFERENCE.split(f"### hs.{probe.function_name}(")[1].split("\n### ")[0]

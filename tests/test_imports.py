@@ -1,9 +1,9 @@
 """Which module may import which."""
 
-import ast
 import subprocess
 import sys
 from graphlib import TopologicalSorter
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -21,14 +21,13 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "bins": set(),
     "streaming": set(),
     "ablation_names": {"errors", "streaming", "user_input"},
-    "process_memory": set(),
     "user_input": {"errors"},
-    "probe": set(),
+    "declaration": set(),
+    "probe": {"declaration", "rendering", "results", "runs", "study"},
     "lazy_names": set(),
-    "plugins": {"errors", "probe"},
+    "plugins": {"errors", "declaration"},
     "estimates": set(),
     "heads": {"errors", "estimates", "user_input", "model_identity"},
-    "head_names": {"errors", "heads", "model_identity", "runs", "user_input"},
     "attention": {"errors", "compat"},
     "kernels": {"attention"},
     "measures": {"errors", "attention", "bins", "kernels", "streaming"},
@@ -72,20 +71,30 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "user_input",
         "signals",
         "plugins",
-        "probe",
+        "declaration",
         "heads",
         "model_spec",
         "model_identity",
     },
-    "scores": {"errors", "estimates", "user_input", "heads", "runs", "model_identity"},
+    "scores": {"errors", "estimates", "user_input", "heads", "runs", "model_identity", "attention"},
     "plots": {"compat", "errors", "estimates", "bins", "heads", "runs"},
-    "results": {"errors", "estimates", "plugins", "probe", "heads", "model_identity", "user_input", "prompts", "runs"},
+    "results": {
+        "errors",
+        "estimates",
+        "plugins",
+        "declaration",
+        "heads",
+        "model_identity",
+        "user_input",
+        "prompts",
+        "runs",
+    },
     "effects": {"estimates", "heads", "prompts", "runs", "results"},
     "rendering": {
         "errors",
         "estimates",
         "plugins",
-        "probe",
+        "declaration",
         "heads",
         "model_identity",
         "runs",
@@ -96,21 +105,19 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "study": {
         "attention",
         "compat",
-        "process_memory",
         "errors",
         "kernels",
         "user_input",
         "model_identity",
         "model_spec",
         "plugins",
-        "probe",
+        "declaration",
         "runs",
         "models",
         "positions",
         "forward",
         "prompts",
         "ablation_names",
-        "head_names",
         "interventions",
     },
     "tasks": {"errors", "compat", "user_input", "positions", "study"},
@@ -135,11 +142,27 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         ),
         *("decomposition", "interventions", "prompts", "streaming", "study", "user_input"),
     },
-    "api": {"errors", "user_input", "plugins", "probe", "runs", "results", "rendering", "study", "models", "positions"},
+    "run": {"rendering", "runs", "scores"},
+    "api": {
+        "errors",
+        "run",
+        "user_input",
+        "plugins",
+        "declaration",
+        "runs",
+        "results",
+        "rendering",
+        "study",
+        "models",
+        "positions",
+    },
     "callback": {"errors", "study"},
-    "score_probe": {"probe", "rendering", "results", "runs", "study"},
+    "score_probe": {"attention", "probe", "rendering", "results", "runs", "study"},
 }
-"""Folder or module of headscope -> those that it may import. `bench`, `cli`, `reference` and `stub` may import all."""
+"""Folder or module of headscope -> those that it may import, also for types. `bench`, `cli`, `reference` and `stub` may
+import all."""
+MAX_ROOMS, MAX_FLOORS = 46, 12
+"""Folders and modules of headscope, and the longest way down from one of them through its imports."""
 
 TORCH = {"torch", "transformers", "transformer_lens"}
 WITHOUT_TORCH = (
@@ -151,7 +174,7 @@ WITHOUT_TORCH = (
     "heads",
     "model_spec",
     "model_identity",
-    "probe",
+    "declaration",
     "plugins",
     "plugin_api",
     "prompts",
@@ -171,13 +194,24 @@ MAY_RUN_MODELS = ("runner", "bench")
 """Parts of a probe that may import torch."""
 
 
-SHORTCUTS = {"headscope.runs.run": {"rendering", "scores"}}
-"""Higher packages that a module imports in methods only: `run.charts()` and the like are names for their functions."""
-
-
 def imported_packages(file: Path) -> set[str]:
-    """Rooms of headscope that the file imports."""
-    return {name.split(".")[1] for name in imports(file) if name.startswith("headscope.")}
+    """Rooms of headscope that the file imports, also for its types."""
+    return {name.split(".")[1] for name in imports(file, with_types=True) if name.startswith("headscope.")}
+
+
+def imports_by_file() -> dict[str, set[str]]:
+    """The files that every file of the product imports: anywhere, in functions and for types, too.
+
+    Importing a file also runs the `__init__` of its packages, except those that the importing file is in itself.
+    """
+    known = {module(file): file for file in files(*PACKAGES)}
+    graph = {}
+    for name, file in known.items():
+        targets = {path if path in known else path.rpartition(".")[0] for path in imports(file, with_types=True)}
+        packages = {package for target in targets for package in accumulate(target.split("."), "{}.{}".format)}
+        run_already = {package for package in packages - targets if name.startswith(f"{package}.")}
+        graph[name] = (packages & {*known}) - run_already - {name}
+    return graph
 
 
 def module(file: Path) -> str:
@@ -205,17 +239,12 @@ def parts() -> list[str]:
     return sorted(names)
 
 
-def test_modules_of_the_playground_import_each_other_in_one_direction() -> None:
-    package = {module(file): file for file in files("headscope/playground")}
-    imported = {
-        name: {other for other in package if any(i.startswith(f"{other}.") for i in imports(file)) and other != name}
-        for name, file in package.items()
-        if file.stem != "__init__"
-    }
-    TopologicalSorter(
-        {name: others & {*imported} for name, others in imported.items()}
-    ).prepare()  # raises for a circle
-    assert "headscope.playground.model_session" in imported["headscope.playground.tasks"]
+def test_no_file_imports_itself_through_others() -> None:
+    graph = imports_by_file()
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the files of a circle
+    assert "headscope.rendering.view_parts" in graph["headscope.probe"], "an import for types"
+    assert "headscope.rendering.notebook" in graph["headscope.run"], "an import in a function"
+    assert {"headscope", "headscope.positions", "headscope.positions.model"} <= graph["probes.adapt.run"]
 
 
 @pytest.mark.slow
@@ -295,10 +324,7 @@ import {modules}
 @pytest.mark.parametrize("package", ALLOWED_IMPORTS)
 def test_package_imports_only_allowed_packages(package: str) -> None:
     for file in files(f"headscope/{package}"):
-        shortcuts = SHORTCUTS.get(module(file), set())
-        assert imported_packages(file) <= ALLOWED_IMPORTS[package] | {package} | shortcuts, file
-        at_import = {node.module or "" for node in ast.parse(file.read_text()).body if isinstance(node, ast.ImportFrom)}
-        assert not {name.split(".")[1] for name in at_import if name.startswith("headscope.")} & shortcuts, file
+        assert imported_packages(file) <= ALLOWED_IMPORTS[package] | {package}, file
 
 
 def test_every_package_has_allowed_imports_without_cycles() -> None:
@@ -307,10 +333,12 @@ def test_every_package_has_allowed_imports_without_cycles() -> None:
     }
     modules = {"__init__", "__main__", "api_pages", "bench", "cli", "reference", "stub"}
     assert existing == {*ALLOWED_IMPORTS, *modules}
-    ordered: set[str] = set()
-    while ready := {package for package, allowed in ALLOWED_IMPORTS.items() if allowed <= ordered} - ordered:
-        ordered |= ready
-    assert ordered == set(ALLOWED_IMPORTS)
+    order = TopologicalSorter(ALLOWED_IMPORTS).static_order()  # raises for a circle
+    floors: dict[str, int] = {}
+    for package in order:
+        floors[package] = 1 + max((floors[lower] for lower in ALLOWED_IMPORTS[package]), default=0)
+    assert max(floors.values()) <= MAX_FLOORS
+    assert len(existing) <= MAX_ROOMS
 
 
 def test_the_library_imports_neither_its_probes_nor_its_dashboards() -> None:

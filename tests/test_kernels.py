@@ -23,7 +23,8 @@ from support.measure_laws import geometry_of, random_record, weights
 from support.random_layers import layers
 
 from headscope import bins
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from headscope.kernels import runtime
 from headscope.kernels.row_sums import row_sums
 from headscope.measures import AttentionRows, DistanceProfile, MaxLogit, RotaryPairs, attention_rows

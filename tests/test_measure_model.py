@@ -15,7 +15,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM
 
 import headscope
-from headscope.attention.record import Geometry
+from headscope.attention.geometry import Geometry
 from headscope.measures.attention_rows import ROW_STATISTICS
 from headscope.models.loading import locate
 from headscope.positions.model import Model

@@ -18,7 +18,8 @@ from support.measure_laws import full_pass_record, geometry_of, layers_of, rando
 from support.random_layers import layers
 from torch import Tensor
 
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from headscope.bins import position_bin_edges
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, LossByPosition, RotaryPairs
 from headscope.measures import attention_rows as rows_module

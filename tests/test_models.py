@@ -21,7 +21,7 @@ from support.refusals import assert_names, refuses
 from support.tiny_studies import save_checkpoint, save_texts
 
 import headscope
-from headscope.attention.record import Geometry
+from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, ResourceMissing, UnsupportedModel
 from headscope.model_spec import SCHEME_NAMES, ModelSpec, SchemeSpec
 from headscope.models import conversion, loading

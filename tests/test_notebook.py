@@ -17,13 +17,14 @@ from support.synthetic_runs import synthetic_run
 
 from headscope.cli.flags import EXAMPLES
 from headscope.errors import BadInput, ResourceMissing
-from headscope.rendering import assembly, run_results
+from headscope.rendering import assembly, notebook, run_results
 from headscope.rendering.blocks import Card, Chart
 from headscope.rendering.notebook import PLOTLY_MIME_TYPE, run_page
 from headscope.results.collection import all_results
 from headscope.results.table import COLUMNS
 from headscope.results.words import sentence
-from headscope.runs.run import Run, combine_runs
+from headscope.run import Run
+from headscope.runs.run import combine_runs
 
 MAX_BYTES = 300_000
 """Largest output of one cell."""
@@ -192,7 +193,7 @@ def test_notebook_head_has_the_findings_and_charts_of_the_app(run: Run) -> None:
 @pytest.mark.slow
 def test_combined_runs_have_findings_too(run: Run, tmp_path: Path) -> None:
     other = synthetic_run(tmp_path, ("later",), layers=2, heads=4, pairs=4)
-    findings = combine_runs([run, other]).findings()
+    findings = notebook.findings(combine_runs([run, other]))
     assert {"later", "base"} <= {*findings["model"]}
 
 

@@ -16,7 +16,7 @@ import headscope as hs
 from headscope.errors import BadInput
 from headscope.heads import HeadSet
 from headscope.model_identity import WeightDigests
-from headscope.runs.run import Run
+from headscope.run import Run
 
 PROMPT = {"prompt": "w1 w2 w3", "answer": " w4"}
 

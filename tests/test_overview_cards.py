@@ -100,7 +100,7 @@ def test_a_page_shows_the_first_card_of_every_probe_before_a_second_one(
     def card(probe: Probe, context: Any, page: str) -> list[Card]:
         return [Card(go.Figure(), "An answer.", question="Mine?", href="/heads")]
 
-    monkeypatch.setattr(type(plugins.probes()["detectors"]), "page_cards", card)
+    monkeypatch.setattr(type(plugins.probes()["detectors"]), "page_cards", card, raising=False)
     context = assembly.render_context(run, "learned")
     questions = [card.question for card in assembly.cards_for_page(context, "/compare")]
     assert questions == ["Which heads change most?", "Mine?"]

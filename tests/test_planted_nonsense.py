@@ -30,7 +30,8 @@ from transformers import AutoModelForCausalLM
 
 import headscope as hs
 from headscope.errors import BadInput, InputChanged, Interrupted
-from headscope.runs.run import Run, combine_runs
+from headscope.run import Run
+from headscope.runs.run import combine_runs
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
 

@@ -20,10 +20,12 @@ from support.command_server import IMPORTS, serving
 from support.refusals import assert_names
 from support.tiny_studies import save_checkpoint, save_texts
 
-from headscope import plugin_api, plugins
-from headscope.probe import FROM_SCORES, PLACES, Probe
+from headscope import plugin_api, plugins, probe
+from headscope.declaration import FROM_SCORES, PLACES
+from headscope.probe import Probe
 from headscope.rendering.assembly import measured_statistics
-from headscope.runs.column_metadata import Statistic, is_statistic, statistics
+from headscope.runs.column_metadata import Statistic, StatisticParts, is_statistic, statistics
+from headscope.runs.columns import TableParts
 
 ROOT = Path(__file__).parents[1]
 EXTERNAL_PLUGIN = Path(__file__).with_name("external_plugin")
@@ -61,6 +63,24 @@ COMMON_WORDS = {"weights"}
 """Names of probes that mean something else in most files: only the tables and columns of these probes are sought."""
 
 
+def contract_classes() -> list[type]:
+    """The classes with the contracts of parts, of which a Probe is a subclass for type checkers."""
+    (block,) = [node for node in ast.parse(Path(probe.__file__).read_text()).body if isinstance(node, ast.If)]
+    (parts,) = [node for node in block.body if isinstance(node, ast.ClassDef)]
+    modules = {
+        alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    names = [ast.unparse(base) for base in parts.bases]
+    return [getattr(importlib.import_module(str(modules[name])), name) for name in names]
+
+
+def public_names(cls: type) -> list[str]:
+    return [name for name in vars(cls) if not name.startswith("_")]
+
+
+CONTRACTS = {name: getattr(contracts, name) for contracts in contract_classes() for name in public_names(contracts)}
+"""The contract of every part by its name."""
+
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -91,9 +111,8 @@ def test_every_part_of_a_built_in_probe_is_at_its_place_with_the_parameters_of_i
     """Types are checked by mypy, see test_stub."""
     places = probe.part_places()
     assert len(places) >= 2
-    parts = {name for name in vars(type(probe)) if hasattr(Probe, name) and callable(vars(Probe).get(name))}
     follow = {*FROM_SCORES} if "scores" in places else set()
-    assert parts == {*places} | follow
+    assert {*vars(type(probe))} & {*CONTRACTS} == {*places} | follow
     for part, (module, name) in places.items():
         definition = getattr(importlib.import_module(module), name)
         if part in follow:
@@ -101,7 +120,7 @@ def test_every_part_of_a_built_in_probe_is_at_its_place_with_the_parameters_of_i
         if name.isupper() or isinstance(definition, type):
             assert getattr(probe, part)() is definition
         else:
-            _, *expected = inspect.signature(getattr(Probe, part)).parameters
+            _, *expected = inspect.signature(CONTRACTS[part]).parameters
             assert [*inspect.signature(definition).parameters][: len(expected)] == expected
     repeated = [
         entry
@@ -109,6 +128,10 @@ def test_every_part_of_a_built_in_probe_is_at_its_place_with_the_parameters_of_i
         if "=" in entry and entry.split("=")[1] == PLACES.get(entry.split("=")[0])
     ]
     assert not repeated, "these have their usual place"
+
+
+def test_every_part_has_one_contract_and_a_probe_all_of_them() -> None:
+    assert sorted(name for contracts in contract_classes() for name in public_names(contracts)) == sorted(PLACES)
 
 
 def test_a_part_without_a_place_is_refused_at_the_declaration() -> None:
@@ -151,7 +174,8 @@ def test_all_built_in_probes_are_installed_in_order() -> None:
 def test_probe_names_appear_only_in_their_own_files(probe: Probe) -> None:
     """So that removing its folder and its entry point removes it completely."""
     folder = type(probe).__module__.split(".")[1]
-    names = [table.name for table in probe.tables()] + [*probe.statistics()]
+    names = [table.name for table in plugins.call_part(probe, TableParts.tables)]
+    names += [*plugins.call_part(probe, StatisticParts.statistics)]
     quoted = "|".join(map(re.escape, {probe.name, *names} - COMMON_WORDS))
     naming = re.compile(rf"probes[./]{folder}\b|[\"'`]({quoted})[\"'`]|run\.({'|'.join(map(re.escape, names))})\b")
     tracked = subprocess.run(
@@ -368,7 +392,9 @@ def declare_second(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], 
             (type("Named", (Probe,), {"name": probe})(), {key: Statistic(probe, "", "")})
             for probe, key in (("first", "query_norm"), ("second", name))
         ]
-        monkeypatch.setattr(plugins, "call_parts", lambda part: iter(parts if part is Probe.statistics else ()))
+        monkeypatch.setattr(
+            plugins, "call_parts", lambda part: iter(parts if part is StatisticParts.statistics else ())
+        )
         monkeypatch.setattr(plugins, "_reported", {})
         statistics.cache_clear()
         return {key: entry.label for key, entry in statistics().items()}

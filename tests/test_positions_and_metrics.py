@@ -17,7 +17,7 @@ import headscope as hs
 from headscope.errors import BadInput, BadOption
 from headscope.interventions.metrics import PairTokens
 from headscope.positions.model import Model
-from headscope.runs.run import Run
+from headscope.run import Run
 
 PAIR = {"name": "p", "clean": "w1 w2 w3 w4 w5 w6", "corrupted": "w1 w9 w3 w8 w5 w6", "answer": " w7", "wrong": " w10"}
 IDS = torch.randint(3, families.VOCAB, (2, 12), generator=torch.Generator().manual_seed(0))

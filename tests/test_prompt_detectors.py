@@ -28,7 +28,7 @@ from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.rendering import run_results
 from headscope.results import words
-from headscope.runs.run import Run
+from headscope.run import Run
 from probes.detectors import PROBE
 from probes.detectors import results as detector_results
 from probes.detectors.run import run_listener

@@ -30,9 +30,10 @@ from headscope.results.collection import all_results
 from headscope.results.questions import Question, questions
 from headscope.results.result import Result
 from headscope.results.words import sentence
+from headscope.run import Run
 from headscope.runs import summary
 from headscope.runs.column_metadata import format_number, statistic
-from headscope.runs.run import Run, combine_runs
+from headscope.runs.run import combine_runs
 from probes.measure import results as measuring
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from transformers import LlamaForCausalLM
 import headscope as hs
 from headscope.errors import BadInput, BadRun, InputChanged, Interrupted
 from headscope.models import checkpoint
-from headscope.runs.run import Run
+from headscope.run import Run
 from headscope.runs.run_tables import validate
 from headscope.runs.writer import RunWriter
 from headscope.study import context, runner

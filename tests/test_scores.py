@@ -21,8 +21,10 @@ from headscope import scores
 from headscope.cli.flags import example_run
 from headscope.errors import BadInput, CannotWrite, ResourceMissing
 from headscope.heads import HeadSet
+from headscope.rendering import notebook
 from headscope.results.collection import results_of_all_models
-from headscope.runs.run import Run, combine_runs
+from headscope.run import Run
+from headscope.runs.run import combine_runs
 
 EXAMPLE = example_run()
 
@@ -391,7 +393,7 @@ def test_imported_scores_become_a_column_beside_the_measures_of_the_same_model(t
     assert both.heads["imported"].to_numpy() == pytest.approx(both.heads["ess2_64"].to_numpy(), rel=1e-6)
     (agreement,) = (result for result in results_of_all_models(both) if result.question == "imported.agreement")
     assert agreement.details["measures"]["effective length at 64"] == pytest.approx(1)
-    assert both.charts("Imported scores")
+    assert notebook.charts(both, "Imported scores")
 
 
 def test_the_score_of_a_kv_group_goes_to_its_query_heads(tiny: Path, tmp_path: Path) -> None:

@@ -13,15 +13,14 @@ from dashboards.layout import resolve_url
 from headscope import plugins
 from headscope.cli.app import STUDY_FILES
 from headscope.cli.flags import EXAMPLES, example_maps, example_run
-from headscope.probe import Probe
 from headscope.rendering import assembly, run_results
 from headscope.rendering.blocks import Chart
 from headscope.results.collection import all_results
 from headscope.results.words import sentence
+from headscope.run import Run
 from headscope.runs.columns import FORMAT_VERSION, all_tables
-from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
-from headscope.study.config import build_study, read_study
+from headscope.study.config import OptionParts, build_study, read_study
 from probes.patching import analysis, report
 from probes.patching.model_changes import model_results
 
@@ -50,7 +49,7 @@ def given_options(probe: str, stored: Any) -> Any:
     """The options of a probe without defaults, since some may not be given together; any other entry as it is."""
     if probe not in plugins.probes():
         return stored
-    fields = plugins.call_part(plugins.probes()[probe], Probe.options).model_fields
+    fields = plugins.call_part(plugins.probes()[probe], OptionParts.options).model_fields
     defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
     return {name: value for name, value in stored.items() if name not in defaults or value != defaults[name]}
 

@@ -14,7 +14,7 @@ from headscope.plots.line_ends import LINE_END, spread_labels
 from headscope.plots.top_heads import card_picture, fit_to_card
 from headscope.rendering import assembly
 from headscope.rendering.blocks import Chart
-from headscope.runs.run import Run
+from headscope.run import Run
 
 MODELS = ("base", "yarn", "adarope", "linear", "ntk", "llama3", "abf", "a longer label of mine")
 SHOWN = MODELS[:3]

@@ -28,8 +28,8 @@ from headscope.rendering import assembly, run_results
 from headscope.rendering.explorer_blocks import LinkChoice
 from headscope.results import words as words_of_results
 from headscope.results.result import Result
+from headscope.run import Run
 from headscope.runs.aggregation import confidence_interval, plain_types
-from headscope.runs.run import Run
 from headscope.study.config import build_study
 from probes.spans import report, results
 from probes.spans.analysis import head_scores, prompt_scores, shown_pairs, span_means

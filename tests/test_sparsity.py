@@ -23,7 +23,7 @@ from headscope.rendering import assembly
 from headscope.results.check_file import parse_checks
 from headscope.results.checks import run_checks
 from headscope.results.words import sentence
-from headscope.runs.run import Run
+from headscope.run import Run
 from headscope.scores.minference import read_patterns
 from probes.sparsity import results
 from probes.sparsity.analysis import (

@@ -21,12 +21,13 @@ from support.synthetic_runs import synthetic_run
 from headscope.bench.synthetic_run import synthetic_manifest
 from headscope.errors import BadInput, BadRun, CannotWrite
 from headscope.results.collection import all_results
+from headscope.run import Run
 from headscope.runs import writer
 from headscope.runs.arrow import to_arrow
 from headscope.runs.columns import FORMAT_VERSION, Column, Table, all_tables
 from headscope.runs.manifest import write_manifest
 from headscope.runs.merging import write_merged
-from headscope.runs.run import Run, combine_runs, list_runs, open_runs
+from headscope.runs.run import combine_runs, list_runs, open_runs
 from headscope.runs.run_tables import validate
 from headscope.runs.writer import RunWriter, join_runs
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.attention.kernel import AttentionVariant, attend
-from headscope.attention.logit_edits import StreamingKind
 from headscope.attention.record import AttentionRecord
-from headscope.attention.streaming_kernel import streaming_attention
+from headscope.attention.streaming_kernel import StreamingKind, streaming_attention
 from headscope.errors import BadInput
 from headscope.interventions.edits import edit_units, edited
 from headscope.interventions.units import head_units, kv_group_units

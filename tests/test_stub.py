@@ -109,7 +109,7 @@ def test_mypy_accepts_every_python_block_of_the_docs(messages: str) -> None:
 @pytest.mark.slow
 def test_mypy_reveals_the_types_of_every_function(messages: str) -> None:
     revealed = re.findall(r'uses.py.*Revealed type is "(.+)"', messages)
-    assert revealed == ["headscope.runs.run.Run"] * len(plugins.probe_functions()) + ["headscope.positions.model.Model"]
+    assert revealed == ["headscope.run.Run"] * len(plugins.probe_functions()) + ["headscope.positions.model.Model"]
     assert 'Unexpected keyword argument "row" for "measure"' in messages
     assert 'Argument "needles" to "needle" has incompatible type "str"' in messages
 

@@ -8,11 +8,11 @@ import pandas as pd
 from dashboards.view_state import ViewState
 from headscope import plugins
 from headscope.plots import layers, role_emergence
-from headscope.probe import Probe
 from headscope.rendering import assembly
 from headscope.rendering.blocks import Block, Chart, LazySequence, PageContent, TextBlock, TextTable
 from headscope.results.words import count_nouns
 from headscope.runs.column_metadata import measured_roles, roles
+from headscope.runs.columns import TableParts
 from headscope.runs.run import Run
 from headscope.runs.trainings import has_mixed_lengths, measured_checkpoints, role_onsets, training_checkpoints
 
@@ -30,7 +30,7 @@ def controls(run: Run) -> Sequence[str]:
 def missing_command(run: Run) -> str:
     """The command that measures checkpoints; "" if the run has several, or a table of a probe of trainings."""
     trained = [probe for probe in plugins.probes().values() if probe.group == "Training" and probe.tab is None]
-    names = {table.name for probe in trained for table in plugins.call_part(probe, Probe.tables)}
+    names = {table.name for probe in trained for table in plugins.call_part(probe, TableParts.tables)}
     has_training = len(assembly.training_steps(run)) > 1 or bool(names & {*run.tables})
     return "" if has_training else "headscope run --checkpoints 'ckpts/step-*'"
 

@@ -7,19 +7,22 @@ from dashboards import explorer_components as explorer_components  # registers t
 from dashboards.empty_pages import command_for_run
 from dashboards.view_state import ViewState
 from headscope import plugins
-from headscope.probe import Probe
+from headscope.declaration import Declaration
 from headscope.rendering import assembly, run_results
 from headscope.rendering.blocks import Block, LazySequence, PageContent, RenderContext, TextBlock
-from headscope.results.collection import results_by_probe
+from headscope.rendering.view_parts import ViewParts
+from headscope.results.collection import ResultParts, results_by_probe
 from headscope.results.result import Result
+from headscope.runs.columns import TableParts
 from headscope.runs.run import Run
+from headscope.runs.summary import ColumnParts
 
 
 @dataclass(frozen=True)
 class ProbePage:
     """The page of one probe: its own page if it declares one, else its findings and charts in order."""
 
-    probe: Probe
+    probe: Declaration
 
     @property
     def NAME(self) -> str:
@@ -33,7 +36,7 @@ class ProbePage:
         """The model for a page of the probe's own, else the models shown; filters if the probe describes heads."""
         if not len(run.heads) or not {"models", "model"} & {*self.probe.takes} or not has_tables(self.probe, run):
             return ()
-        models = ("model",) if self.probe.has(Probe.page) else ("models",) if len(run.models) > 1 else ()
+        models = ("model",) if self.probe.has(ViewParts.page) else ("models",) if len(run.models) > 1 else ()
         return (*models, "layers", "role", "set") if _describes_heads(self.probe) else models
 
     def missing_command(self, run: Run) -> str:
@@ -42,8 +45,10 @@ class ProbePage:
 
     def content(self, run: Run, view: ViewState) -> PageContent:
         """The page for the heads that pass the filters."""
-        models = [*dict.fromkeys([*run.models[:1], view.model])] if self.probe.has(Probe.page) else view.shown_models
-        selected_model = view.model if self.probe.has(Probe.page) else view.filter_model
+        models = (
+            [*dict.fromkeys([*run.models[:1], view.model])] if self.probe.has(ViewParts.page) else view.shown_models
+        )
+        selected_model = view.model if self.probe.has(ViewParts.page) else view.filter_model
         context = assembly.render_context(run, selected_model, view.mask_filtered(run.heads), models)
         if page := assembly.probe_page(context, self.probe):
             return page
@@ -59,12 +64,12 @@ class ProbePage:
             ],
         }
         if not any(blocks for heading, blocks in sections.items() if heading):
-            hint = f" See {self.probe.explorer_tab}." if self.probe.has(Probe.explorer) else ""
+            hint = f" See {self.probe.explorer_tab}." if self.probe.has(ViewParts.explorer) else ""
             sections = {"": [TextBlock([f"These runs have no chart or finding of this probe.{hint}"])]}
         return PageContent(self.probe.title, self.probe.summary, sections, tabs=True)
 
 
-def _answers(context: RenderContext, probe: Probe, results: Sequence[Result]) -> Iterator[Block]:
+def _answers(context: RenderContext, probe: Declaration, results: Sequence[Result]) -> Iterator[Block]:
     """What the page answers: the cards of the probe, each a question, its answer and a picture; without cards its first
     headline, with the first chart below as the picture."""
     cards = [*assembly.probe_cards(context, probe)]
@@ -78,7 +83,7 @@ def _answers(context: RenderContext, probe: Probe, results: Sequence[Result]) ->
 class ExplorerPage:
     """The interactive page of one probe."""
 
-    probe: Probe
+    probe: Declaration
 
     @property
     def NAME(self) -> str:
@@ -103,25 +108,29 @@ class ExplorerPage:
         models = [*dict.fromkeys([*view.shown_models, view.model])]
         url_query = {name: value for name, value in view.query.items() if isinstance(value, str)}
         context = assembly.render_context(run, view.model, None, models)
-        return plugins.call_part(self.probe, Probe.explorer, context, url_query)
+        return plugins.call_part(self.probe, ViewParts.explorer, context, url_query)
 
 
 def probe_pages() -> list[ProbePage | ExplorerPage]:
     """The pages and explorers of all probes, in order."""
     pages: list[ProbePage | ExplorerPage] = []
     for probe in plugins.probes().values():
-        if probe.tab is not None and (probe.has(Probe.charts) or probe.has(Probe.results) or probe.has(Probe.page)):
+        if probe.tab is not None and (
+            probe.has(ViewParts.charts) or probe.has(ResultParts.results) or probe.has(ViewParts.page)
+        ):
             pages.append(ProbePage(probe))
-        if probe.has(Probe.explorer):
+        if probe.has(ViewParts.explorer):
             pages.append(ExplorerPage(probe))
     return pages
 
 
-def _describes_heads(probe: Probe) -> bool:
-    return probe.has(Probe.head_columns) or probe.has(Probe.head_charts) or probe.has(Probe.head_results)
+def _describes_heads(probe: Declaration) -> bool:
+    return (
+        probe.has(ColumnParts.head_columns) or probe.has(ViewParts.head_charts) or probe.has(ResultParts.head_results)
+    )
 
 
-def has_tables(probe: Probe, run: Run) -> bool:
+def has_tables(probe: Declaration, run: Run) -> bool:
     """Whether the run has a table of the probe, or the probe declares none."""
-    names = {table.name for table in plugins.call_part(probe, Probe.tables)}
+    names = {table.name for table in plugins.call_part(probe, TableParts.tables)}
     return not names or bool(names & set(run.tables))

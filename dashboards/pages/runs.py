@@ -10,12 +10,13 @@ from dashboards.run_notes import NotesBlock, ProgressBlock
 from dashboards.run_store import current_store, run_label
 from dashboards.view_state import ViewState, build_url
 from headscope import plugins
+from headscope.declaration import Declaration
 from headscope.plots import axes, style
-from headscope.probe import Probe
 from headscope.rendering.blocks import Block, Chart, LazySequence, PageContent, RecordTable, TextBlock, TextTable
 from headscope.rendering.comparison import comparison_tables
 from headscope.rendering.explorer_blocks import query_link
 from headscope.results.comparison import compare, in_order_of_time
+from headscope.runs.columns import TableParts
 from headscope.runs.notes import read_notes
 from headscope.runs.run import Run, RunProgress, short_names
 from headscope.runs.run_tables import RunTables
@@ -71,7 +72,7 @@ def _coverage_chart(runs: Sequence[Run]) -> Chart:
     stored = [{name: entry["rows"] for name, entry in run.manifest["tables"].items()} for run in runs]
     rows_by_probe = {
         probe: rows
-        for probe, tables in plugins.call_parts(Probe.tables)
+        for probe, tables in plugins.call_parts(TableParts.tables)
         if not probe.runs_always
         and any(rows := [sum(tables_of_run.get(table.name, 0) for table in tables) for tables_of_run in stored])
     }
@@ -101,7 +102,7 @@ def _coverage_chart(runs: Sequence[Run]) -> Chart:
     )
 
 
-def _page_path(probe: Probe) -> str:
+def _page_path(probe: Declaration) -> str:
     """The page that shows the data of a probe: its own, else that of trainings or of heads."""
     if probe.tab is not None:
         return probe.path

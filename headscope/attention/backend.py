@@ -28,7 +28,6 @@ from headscope.attention.edited_attention import EditedLayer, attend_with_edits
 from headscope.attention.edits import LayerEdit, LayerEdits, LayerInputs
 from headscope.attention.kernel import AttentionVariant, append_key_bias, attend
 from headscope.attention.listeners import KernelResult, Listener, RegisteredListener, attend_for_listeners
-from headscope.attention.logit_edits import LogitEdit
 from headscope.attention.masks import (
     QUERY_BIT,
     REAL_KEY_BIT,
@@ -37,6 +36,7 @@ from headscope.attention.masks import (
     encode_mask,
     encode_opaque_mask,
 )
+from headscope.attention.record import LogitEdit
 from headscope.compat.transformers import ATTENTION_IMPLEMENTATION
 from headscope.errors import BadInput
 

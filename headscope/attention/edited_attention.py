@@ -16,17 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attention.kernel import ROWS_PER_BLOCK, AttentionVariant, append_dimensions, attend
-from headscope.attention.logit_edits import (
+from headscope.attention.record import (
+    AttentionRecord,
     BiasKind,
     ChoiceKind,
     LogitEdit,
-    StreamingKind,
     edited_logits,
     has_only,
     log_sum,
 )
-from headscope.attention.record import AttentionRecord
-from headscope.attention.streaming_kernel import streaming_attention
+from headscope.attention.streaming_kernel import StreamingKind, streaming_attention
 
 LOGITS_PER_BLOCK, LOGITS_PER_CUDA_BLOCK = 2**19, 2**26
 """Logits in memory at once: on a CPU as many as its cache holds."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.cuda import without_waiting
-from headscope.attention.logit_edits import LogitEdit, LogitKind
+from headscope.attention.record import LogitEdit, LogitKind
 from headscope.errors import BadInput
 
 Target = Literal["q", "k", "v", "qkv", "logits", "z"]

@@ -1,16 +1,23 @@
-"""The shape of a model's attention, and the record of what one attention layer computed for one sequence."""
+"""The record of what one attention layer computed for one sequence, and the edits of its logits.
 
+Edits of logits are stage (b) of a layer's pass. They act on the model's own logits, after soft cap and key biases
+(ALiBi), in this order: uniform attention sets them to 0; biases add up; every choice of keys is made on the logits that
+these leave, and choices intersect; at last, weights of another run replace those of rows or of single entries, which
+are not normalised again. A learned sink keeps its logit.
+
+Axes: H query heads, Lq queries, Lk keys, n rows.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headscope.attention.chosen_keys import ChosenKeys
-from headscope.attention.logit_edits import LogitEdit, PatternKind, edited_logits
-
-RotaryLayout = Literal["half", "interleaved"]
 
 LOCAL_DISTANCE = 32
 """Keys closer than this to the query, its own included, are local."""
@@ -18,112 +25,10 @@ ROWS_OF_CHOICE = 64
 """Rows whose keys of an indexer are in memory at once, where single keys of rows are read."""
 MASKED_LOGIT = -1e30
 """Logit of a masked key: its weight is 0, and 0 x MASKED_LOGIT is 0, whereas -inf would give NaN."""
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Shape of a model's attention: the same in every layer except for the fields with one entry per layer.
-
-    Only layers with attention count. `layer_numbers` are their numbers in the model, from 0: a hybrid model also has
-    layers without attention. The code identifies a layer by its index into `layer_numbers`; tables, messages and
-    options use the layer number.
-
-    `pairs` is the number of rotary pairs of a head, 0 if nothing rotates; the other dimensions pass unrotated.
-    `rotary_layout` says which two dimensions form pair f: "half" is (f, f + pairs), "interleaved" is (2f, 2f + 1),
-    counted from dimension `rotary_start`. That is 0 except in latent attention, where the rotary dimensions come last.
-    `heads`, `kv_groups`, `head_dim` and `pairs` are the largest of all layers; `layer_heads`, `layer_kv_groups`,
-    `layer_head_dims` and `layer_pairs` are those of each layer (by default, all layers are alike). With growing
-    position a pair rotates from its first dimension to its second, or back (`rotation_direction` -1).
-
-    `native_context` is the length in tokens that the checkpoint was trained or declared for, `original_context` the
-    length before RoPE scaling, by default the same.
-    """
-
-    layer_numbers: tuple[int, ...]
-    heads: int
-    kv_groups: int
-    head_dim: int
-    pairs: int
-    rotary_layout: RotaryLayout
-    native_context: int
-    windows: tuple[int | None, ...]
-    layer_rotates: tuple[bool, ...]
-    layer_kv_groups: tuple[int, ...]
-    rotary_start: int = 0
-    rotation_direction: Literal[1, -1] = 1
-    layer_heads: tuple[int, ...] = ()
-    layer_head_dims: tuple[int, ...] = ()
-    layer_pairs: tuple[int, ...] = ()
-    original_context: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.original_context:
-            object.__setattr__(self, "original_context", self.native_context)
-        for by_layer, value in (
-            ("layer_heads", self.heads),
-            ("layer_head_dims", self.head_dim),
-            ("layer_pairs", self.pairs),
-        ):
-            if not getattr(self, by_layer):
-                object.__setattr__(self, by_layer, (value,) * self.layers)
-
-    @property
-    def layers(self) -> int:
-        """Number of layers with attention."""
-        return len(self.layer_numbers)
-
-    @property
-    def all_pairs(self) -> int:
-        """Number of rotary pairs plus the pairs that the unrotated dimensions form."""
-        return self.head_dim // 2
-
-    def heads_per_group(self, layer: int) -> int:
-        """Number of query heads per KV group of a layer."""
-        return self.layer_heads[layer] // self.layer_kv_groups[layer]
-
-    def has_head(self, number: int, head: int) -> bool:
-        """Whether the layer with this number has attention and this query head."""
-        return number in self.layer_numbers and 0 <= head < self.layer_heads[self.layer_numbers.index(number)]
-
-    def suggest_heads(self, number: int) -> str:
-        """What to use instead of a head that the layer with this number does not have, as a sentence."""
-        if number in self.layer_numbers:
-            return f"Use heads 0 to {self.layer_heads[self.layer_numbers.index(number)] - 1} of layer {number}"
-        first, last = self.layer_numbers[0], self.layer_numbers[-1]
-        is_range = self.layer_numbers == tuple(range(first, last + 1))
-        return f"Use layers {f'{first} to {last}' if is_range else ', '.join(map(str, self.layer_numbers))}"
-
-    def has_pair(self, layer: Tensor, head: Tensor, pair: Tensor) -> Tensor:
-        """Whether layers have these heads and pairs of dimensions, for tensors of one shape."""
-        heads, head_dims = torch.tensor(self.layer_heads), torch.tensor(self.layer_head_dims)
-        return (head < heads[layer]) & (pair < head_dims[layer] // 2)
-
-    def at_layer(self, layer: int) -> "Geometry":
-        """The geometry with the heads, KV groups, head dimension and pairs of one layer."""
-        return replace(
-            self,
-            heads=self.layer_heads[layer],
-            kv_groups=self.layer_kv_groups[layer],
-            head_dim=self.layer_head_dims[layer],
-            pairs=self.layer_pairs[layer],
-        )
-
-    def kv_group(self, layer: Any, head: Any) -> Any:
-        """The KV group of query heads: layer indices and heads as two ints, or two arrays or tensors of one shape."""
-        sizes = torch.tensor([self.heads_per_group(index) for index in range(self.layers)])
-        if isinstance(layer, Tensor):
-            return head // sizes[layer]
-        return head // (int(sizes[layer]) if isinstance(layer, int) else sizes.numpy()[layer])
-
-
-def stack_layers(layers: Sequence[Tensor], fill: float) -> Tensor:
-    """Stack one tensor [.., H] per layer as [layers, .., H], on the device of the first.
-
-    Layers with fewer heads are filled with `fill`.
-    """
-    heads, device = max(layer.shape[-1] for layer in layers), layers[0].device
-    padded = [nn.functional.pad(layer, (0, heads - layer.shape[-1]), value=fill) for layer in layers]
-    return torch.stack([layer.to(device) for layer in padded])
+LOWEST = torch.finfo(torch.float32).min
+"""Log-sum-exp of a row without keys: its weights are 0."""
+LOG_TINY = math.log(torch.finfo(torch.float32).tiny)
+"""A logit this far below the largest of its row has no weight in float32."""
 
 
 def soft_cap(logits: Tensor, softcap: float | None) -> Tensor:
@@ -157,6 +62,76 @@ class RowSums:
     def at_rows(self, rows: Tensor) -> "RowSums":
         """The sums of some rows, given by index."""
         return RowSums(*(of_rows[:, rows] for of_rows in vars(self).values()))
+
+
+class LogitKind:
+    """What an edit of logits does. `name` is its name in labels."""
+
+    name: ClassVar[Any]
+    needs_whole_text: ClassVar[Any] = False
+
+    @property
+    def for_listeners(self) -> "LogitKind":
+        """The kind in the records of listeners, which may compute logits again."""
+        return self
+
+
+class UniformKind(LogitKind):
+    """Sets the logits of all visible keys to 0."""
+
+
+class BiasKind(LogitKind):
+    """Adds a bias to the logits of keys."""
+
+    def bias(self, tokens: Tensor, prompt_length: int | None) -> Tensor:
+        """The bias of the keys with these token numbers, [Lk], float32."""
+        raise NotImplementedError
+
+
+class ChoiceKind(LogitKind):
+    """Chooses keys; the others get no weight."""
+
+    is_layer_wide: ClassVar[Any] = False
+    """Whether the choice of a head may depend on the weights of other heads of its layer."""
+    replaces_indexer: ClassVar[Any] = False
+    """Whether the choice is made among all keys, also those that the model's own indexer did not choose."""
+
+    def choose(self, record: "AttentionRecord", rows: Tensor, keys: slice, logits: Tensor, edit: "LogitEdit") -> Tensor:
+        """Which keys each row chooses, bool [H or 1, n, keys]. `rows` [n] and `keys` are indices of the record.
+
+        `logits` [H, n, keys] are those before any choice; the record has no choices of keys either. `edit` is the edit
+        of the kind, with a mask [H, Lq].
+        """
+        raise NotImplementedError
+
+
+class PatternKind(LogitKind):
+    """Takes weights from another run."""
+
+    def log_weights(self, record: "AttentionRecord", rows: Tensor, keys: slice) -> tuple[Tensor, Tensor]:
+        """Log-weights of the other run [H, n, keys], and which of them replace those of the record, bool."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class LogitEdit:
+    """One kind with the heads and rows that it changes, bool [B, H, Lq], or [H, Lq] in the record of one sequence.
+
+    `prompt_length` is that of the text, for spans that count from the prompt's end.
+    """
+
+    kind: LogitKind
+    mask: Tensor
+    prompt_length: int | None = None
+
+    @property
+    def for_listeners(self) -> "LogitEdit":
+        """The edit in the records of listeners."""
+        return replace(self, kind=self.kind.for_listeners)
+
+    def at(self, *index: slice | Tensor | int) -> "LogitEdit":
+        """The edit with a part of its mask."""
+        return replace(self, mask=self.mask[index])
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,3 +294,72 @@ class AttentionRecord:
     def sink_weight(self) -> Tensor | None:
         """Weight of the learned sink in each row, [H, Lq], 0..1; None for a model without one."""
         return None if self.sink is None else (self.sink.float()[:, None] - self.lse).exp().clamp(max=1)
+
+
+def edited_logits(record: AttentionRecord, rows: Tensor, keys: slice) -> tuple[Tensor, Tensor]:
+    """The logits [H, n, keys] of rows of a record after its edits, and which rows [H, n] keep the record's own weights.
+
+    `keys` must hold all keys that the rows see. Rows keep their weights if edits only leave out keys without weight.
+    """
+    edits = [(edit, edit.mask.to(rows.device)[:, rows, None]) for edit in record.logit_edits]
+    logits = record.own_logits(rows, keys)
+    is_kept = torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
+    for edit, mask in edits:
+        if not isinstance(edit.kind, ChoiceKind):
+            is_kept &= ~mask[..., 0]
+        if isinstance(edit.kind, UniformKind):
+            logits = torch.where(mask & (logits > -torch.inf), 0, logits)
+    tokens = record.first_key + torch.arange(keys.start, keys.stop, device=rows.device)
+    for edit, mask in edits:
+        if isinstance(edit.kind, BiasKind):
+            logits = logits + mask * edit.kind.bias(tokens, edit.prompt_length)
+    choices = [(edit, mask) for edit, mask in edits if isinstance(edit.kind, ChoiceKind)]
+    if choices:
+        before = _before_choices(record)
+        with torch.no_grad():
+            chosen = [
+                edit.kind.choose(before, rows, keys, logits.detach(), edit) | ~mask  # type: ignore[attr-defined]
+                for edit, mask in choices
+            ]
+        before_choices = logits.detach()
+        for choice in chosen:
+            logits = logits.masked_fill(~choice, -torch.inf)
+        dropped = before_choices.masked_fill(logits > -torch.inf, -torch.inf).amax(-1)
+        is_kept &= dropped - before_choices.amax(-1) < LOG_TINY
+    patterns = [(edit.kind, mask) for edit, mask in edits if isinstance(edit.kind, PatternKind)]
+    lse = log_sum(logits, record.sink)[..., None] if patterns else logits
+    for kind, mask in patterns:
+        new, is_replaced = kind.log_weights(record, rows, keys)
+        logits = torch.where(mask & is_replaced, new + lse, logits)
+    return logits, is_kept
+
+
+def _before_choices(record: AttentionRecord) -> AttentionRecord:
+    """The record without choices of keys and patterns; its log-sum-exp is not computed."""
+    cache = shared_cache(record)
+    if "before choices" not in cache:
+        edits = [edit for edit in record.logit_edits if isinstance(edit.kind, UniformKind | BiasKind)]
+        cache["before choices"] = replace(record, logit_edits=edits, row_sums=None, key_sums=None)
+    before: AttentionRecord = cache["before choices"]
+    return before
+
+
+_caches: WeakKeyDictionary[AttentionRecord, dict[object, Any]] = WeakKeyDictionary()
+
+
+def shared_cache(record: AttentionRecord) -> dict[object, Any]:
+    """What readers of a record have computed and share."""
+    return _caches.setdefault(record, {})
+
+
+def log_sum(logits: Tensor, sink: Tensor | None) -> Tensor:
+    """Log-sum-exp [H, n] of logits [H, n, keys] and of the sinks [H]; `LOWEST` for rows without keys."""
+    lse = logits.logsumexp(-1)
+    if sink is not None:
+        lse = torch.logaddexp(lse, sink.to(lse)[:, None])
+    return lse.clamp(min=LOWEST)
+
+
+def has_only(edits: Sequence[LogitEdit], kind: type[LogitKind]) -> bool:
+    """Whether all edits are of one sort."""
+    return all(isinstance(edit.kind, kind) for edit in edits)

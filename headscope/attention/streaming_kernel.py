@@ -3,11 +3,34 @@
 Axes: B batch, H query heads, Lq queries, Lk keys, dv value dimension.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from headscope.attention.kernel import ROWS_PER_BLOCK, AttentionVariant, attend_block
+from headscope.attention.record import AttentionRecord, ChoiceKind, LogitEdit
 from headscope.errors import UnsupportedModel
+
+
+@dataclass(frozen=True)
+class StreamingKind(ChoiceKind):
+    """Chooses the first `sink` and the last `recent` keys; heads that only stream read no other keys.
+
+    Values of `sink` and `recent` are tokens (Xiao et al. 2024).
+    """
+
+    sink: int
+    recent: int
+
+    @property
+    def name(self) -> str:
+        return f"streaming:{self.sink}+{self.recent}"
+
+    def choose(self, record: AttentionRecord, rows: Tensor, keys: slice, logits: Tensor, edit: LogitEdit) -> Tensor:
+        index = torch.arange(keys.start, keys.stop, device=rows.device)
+        distance = record.query_key_index[rows][:, None] - index
+        return ((index + record.first_key < self.sink) | (distance < self.recent))[None]
 
 
 def streaming_attention(

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from headscope import process_memory
 from headscope.bench.synthetic_run import Sizes, rope_frequencies, synthetic_manifest, synthetic_run
 from headscope.runs.run import Run, combine_runs
+from headscope.study import process_memory
 
 MAX_TIME_RATIO, MAX_MEMORY_RATIO = 2.3, 1.2
 """Bounds of the ratios at twice the size."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from headscope import process_memory
+from headscope.study import process_memory
 from headscope.study.progress import console_progress
 
 

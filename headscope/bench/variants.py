@@ -17,6 +17,7 @@ from headscope.prompts.texts import load_token_documents
 from headscope.study.config import EngineOptions, build_study
 from headscope.study.progress import NoProgress
 from headscope.study.runner import create_engine, run_study
+from headscope.study.runner_parts import RunnerParts
 from headscope.training.adapter_trainer import AdapterTrainer, frozen_weights
 from probes.measure.run import measure_tokens
 
@@ -61,7 +62,7 @@ def compare_variants(
         patching_calls = lens.layer_patching_calls(model, bridge, lens.text_pair(model, PATCHED_TOKENS))
         yield time_calls(PATCHED_TOKENS, patching_calls, 1, model.device, warm_up=False)
     for name, max_length in probe_lengths.items():
-        probe_calls = plugins.probes()[name].bench(model, max_length)
+        probe_calls = plugins.call_part(plugins.probes()[name], RunnerParts.bench, model, max_length)
         yield time_calls(max_length, probe_calls, 1, model.device, warm_up=False)
 
 

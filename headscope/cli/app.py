@@ -28,7 +28,6 @@ from headscope.cli.flags import (
 )
 from headscope.compat.typer import CLICK_EXCEPTION, NO_ARGUMENTS
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
-from headscope.probe import Probe
 
 if TYPE_CHECKING:
     from headscope.compat.typer import ClickException
@@ -356,12 +355,14 @@ def _exit_without_output(error: OSError) -> None:
 
 def renamed_option(error: "ClickException") -> str | None:
     """The message for an option that has a new name; None for any other mistake."""
+    from headscope.study.config import OptionParts
+
     option = getattr(error, "option_name", "")
     command = getattr(getattr(error, "ctx", None), "info_name", "")
     probe = next((probe for probe in plugins.requestable_probes().values() if probe.command_name == command), None)
     negation = "no-" if str(option).startswith("--no-") else ""
     former_name = str(option).removeprefix(f"--{negation}").replace("-", "_")
-    if probe is None or not (name := plugins.call_part(probe, Probe.options).former_names.get(former_name)):
+    if probe is None or not (name := plugins.call_part(probe, OptionParts.options).former_names.get(former_name)):
         return None
     return f"option {option} is now --{negation}{name.replace('_', '-')}. See headscope {command} --help"
 

@@ -14,7 +14,7 @@ from headscope import plugins
 from headscope.cli import quiet_libraries
 from headscope.cli.flags import Json, example_run
 from headscope.errors import BadInput
-from headscope.probe import Probe
+from headscope.study.runner_parts import RunnerParts
 
 DEFAULT_MODEL = "smollm2-135m"
 BF16_LENGTH = 1024
@@ -180,7 +180,7 @@ def command() -> Any:
             ),
         ]
         for name, probe in plugins.probes().items()
-        if probe.has(Probe.bench)
+        if probe.has(RunnerParts.bench)
     }
     *own, _ = inspect.signature(bench).parameters.values()
     probe_parameters = [

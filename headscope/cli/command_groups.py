@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from typer.core import TyperCommand, TyperGroup
 
 from headscope import plugins, user_input
+from headscope.declaration import Declaration
 from headscope.errors import BadInput, did_you_mean
-from headscope.probe import Probe
 
 if TYPE_CHECKING:
     from headscope.compat.typer import Command, Context
@@ -72,7 +72,7 @@ class Commands(TyperGroup):
 class ProbeCommand(TyperCommand):
     """The command of a probe. Its flags are read only when needed, so that listing commands is fast."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Declaration) -> None:
         super().__init__(probe.command_name, help=probe.summary, rich_markup_mode=None)
         self.probe = probe
 

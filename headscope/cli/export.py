@@ -63,8 +63,9 @@ def export(
     if len(runs) > 1:
         raise BadInput(f"export takes one run, not {len(runs)}: {', '.join(map(str, runs))}. Give one of them")
     from headscope.runs.run import Run
+    from headscope.scores import export_scores
 
     options = {"reduction": reduction, "sink": sink, "recent": recent, "share": share, "top": top}
     export_options = {name: value for name, value in options.items() if value is not None}
-    path = Run.open(runs[0]).export(file_format, out, score, model, **export_options)
+    path = export_scores(Run.open(runs[0]), file_format, out, score, model, **export_options)
     print(f"Export: {path}")

@@ -14,17 +14,17 @@ def write_figures(paths: list[Path], topic: str, out: Path | None, width: str | 
     """
     if out is None:
         raise BadInput("--chart writes a figure. Name its file, e.g. --out figure.pdf")
-    from headscope.rendering.notebook import chart_title
+    from headscope.rendering import notebook
     from headscope.runs.run import combine_runs, open_runs
 
     run = combine_runs(open_runs(paths))
     run.check()
-    charts = run.charts(topic)
+    charts = notebook.charts(run, topic)
     files = charts.files(user_input.expand_path(out, "--out"))
     if not files:
         raise BadInput(f"{user_input.quote(topic)} has tables and no chart. Use the title of a chart")
     for chart, file in zip(charts.charts, files, strict=True):
-        print(f"Figure: {chart.save(file, _parse_width(width))}  {chart_title(chart)}")
+        print(f"Figure: {chart.save(file, _parse_width(width))}  {notebook.chart_title(chart)}")
 
 
 def _parse_width(width: str | None) -> str | float | None:

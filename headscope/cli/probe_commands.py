@@ -13,8 +13,9 @@ from pydantic.fields import FieldInfo
 
 from headscope import plugins
 from headscope.cli import flags
+from headscope.declaration import Declaration
 from headscope.errors import BadInput, BadOption, OptionError, quote_option
-from headscope.probe import Probe
+from headscope.study.config import OptionParts
 
 if TYPE_CHECKING:
     from headscope.compat.typer import Command
@@ -31,11 +32,11 @@ ENGINE = {
 }
 
 
-def build_command(probe: Probe) -> "Command":
+def build_command(probe: Declaration) -> "Command":
     """The command of a probe. Raises BrokenProbe if its options cannot be read."""
     from headscope.api import keyword_fields
 
-    options = keyword_fields(plugins.call_part(probe, Probe.options))
+    options = keyword_fields(plugins.call_part(probe, OptionParts.options))
     parameters = {
         **_input_flags(probe, "training_texts" in options),
         **{name: _option_flag(name, field) for name, field in options.items()},
@@ -58,7 +59,7 @@ def build_command(probe: Probe) -> "Command":
     return typer.main.get_command(app)
 
 
-def _input_flags(probe: Probe, is_training: bool) -> dict[str, tuple[Any, Any]]:
+def _input_flags(probe: Declaration, is_training: bool) -> dict[str, tuple[Any, Any]]:
     """Flags for models and texts; for a probe that trains, the texts are for validation."""
     flags_of_input: dict[str, dict[str, tuple[Any, Any]]] = {
         "models": {"model": (flags.Models, None), "checkpoints": (flags.Checkpoints, None)},
@@ -70,7 +71,7 @@ def _input_flags(probe: Probe, is_training: bool) -> dict[str, tuple[Any, Any]]:
     return {**file, **{name: flag for input_kind in probe.takes for name, flag in flags_of_input[input_kind].items()}}
 
 
-def _shared_flags(probe: Probe) -> dict[str, tuple[Any, Any]]:
+def _shared_flags(probe: Declaration) -> dict[str, tuple[Any, Any]]:
     device_flags = {"device": (flags.Device, None), "dtype": (flags.Dtype, None)} if probe.takes else {}
     bos_flag = {"bos": (flags.Bos, None)} if {"models", "model"} & {*probe.takes} else {}
     return {
@@ -174,7 +175,7 @@ def _takes_only_lists(annotation: Any) -> bool:
     return typing.get_origin(annotation) is list or all(typing.get_origin(part) is list for part in alternatives)
 
 
-def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any]) -> None:
+def _run(probe: Declaration, options: Mapping[str, FieldInfo], values: dict[str, Any]) -> None:
     from headscope.cli import execute, print_result
 
     try:
@@ -190,7 +191,7 @@ FLAGS_BY_KEY = {"texts.source": "text", "texts.docs": "docs", "engine.name": "en
 
 
 def _describe_with_flags(
-    error: BadOption, probe: Probe, options: Mapping[str, FieldInfo], values: Mapping[str, Any]
+    error: BadOption, probe: Declaration, options: Mapping[str, FieldInfo], values: Mapping[str, Any]
 ) -> str:
     """The message of a mistake, with flags in place of the keys of a study.
 
@@ -216,7 +217,7 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _read_study(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any]) -> "Study":
+def _read_study(probe: Declaration, options: Mapping[str, FieldInfo], values: dict[str, Any]) -> "Study":
     """The study that the flags, and a study file, describe. Raises BadInput with one line about the first mistake."""
     from headscope.study.checkpoint_glob import checkpoint_models
     from headscope.study.config import parse_models, read_study, refuse_texts_beside_prompt
@@ -235,7 +236,7 @@ def _read_study(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str
     }
     if not (file or config):  # other probes of a study file may read documents
         texts = [flag for flag in ("text", "docs", "limit") if values.get(flag) is not None]
-        refuse_texts_beside_prompt(plugins.call_part(probe, Probe.options), probe_values, texts)
+        refuse_texts_beside_prompt(plugins.call_part(probe, OptionParts.options), probe_values, texts)
     models: dict[str, str] = {}
     if "model" in probe.takes:
         models = {"base": values["model"]} if values["model"] is not None else {}

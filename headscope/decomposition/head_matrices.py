@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.attention.record import Geometry
+from headscope.attention.geometry import Geometry
 from headscope.decomposition.head_circuits import LayerCircuits, TokenEmbeddings
 from headscope.decomposition.head_weights import ModelWeights, inspect_head_weights
 from headscope.decomposition.token_pairs import refuse_distance_bias, rotation_phases

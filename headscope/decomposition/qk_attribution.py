@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from headscope.decomposition.attributed_rows import RowAndKey
 from headscope.decomposition.head_weights import HeadProjection, LayerWeights, ModelWeights, inspect_head_weights
 from headscope.decomposition.residual_decomposition import AttentionBranch, DecompositionError

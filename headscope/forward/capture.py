@@ -23,7 +23,7 @@ from headscope.attention import backend
 from headscope.attention.contexts import refusing_other_threads
 from headscope.attention.edits import LayerEdit, TokenSet
 from headscope.attention.listeners import Listener
-from headscope.attention.logit_edits import StreamingKind
+from headscope.attention.streaming_kernel import StreamingKind
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.bridge_hooks import firing_bridge_hooks
 from headscope.models import open_contexts

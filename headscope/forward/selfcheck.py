@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from headscope.attention import backend, families
+from headscope.attention.geometry import Geometry
 from headscope.attention.kernel import AttentionVariant, attend, blockwise_attention
-from headscope.attention.record import LOCAL_DISTANCE, AttentionRecord, Geometry, RowSums
+from headscope.attention.record import LOCAL_DISTANCE, AttentionRecord, RowSums
 from headscope.attention.row_sums import attend_with_row_sums
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing

@@ -21,8 +21,8 @@ from torch import Tensor
 from headscope import user_input
 from headscope.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_TEXT, ablation_name
 from headscope.attention.edits import TokenSet
-from headscope.attention.logit_edits import StreamingKind
 from headscope.attention.record import AttentionRecord
+from headscope.attention.streaming_kernel import StreamingKind
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import finite_hidden_states

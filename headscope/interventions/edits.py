@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from headscope.attention import backend
 from headscope.attention.edits import InputsKind, LayerEdit, Target, TokenSet
-from headscope.attention.logit_edits import LogitKind
-from headscope.attention.record import Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import LogitKind
 from headscope.errors import BadInput
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.heads import format_head

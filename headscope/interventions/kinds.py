@@ -16,7 +16,8 @@ from headscope.attention import backend
 from headscope.attention.cuda import without_waiting
 from headscope.attention.edited_attention import outputs_of_record
 from headscope.attention.edits import InputsKind, Place, TensorKind, TokenSet
-from headscope.attention.logit_edits import (
+from headscope.attention.record import (
+    AttentionRecord,
     BiasKind,
     ChoiceKind,
     LogitEdit,
@@ -25,7 +26,6 @@ from headscope.attention.logit_edits import (
     log_sum,
     shared_cache,
 )
-from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.measures.row_sampling import query_range
 from headscope.measures.row_tile import RowTile

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headscope.attention.cuda import without_waiting
 from headscope.attention.edits import Place, TensorKind
-from headscope.attention.record import Geometry
+from headscope.attention.geometry import Geometry
 from headscope.interventions.kinds import Targets
 from headscope.positions.schedule import Schedule
 

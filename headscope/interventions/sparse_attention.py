@@ -11,7 +11,7 @@ from torch import Tensor
 from headscope.attention import families
 from headscope.attention.backend import AttentionCall, OutputEdit
 from headscope.attention.edits import LayerEdit, TokenSet
-from headscope.attention.record import Geometry
+from headscope.attention.geometry import Geometry
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.interventions.kinds import KeyCount, RuleChoice
 from headscope.measures.row_sampling import visible_keys

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from headscope.attention.record import Geometry
+from headscope.attention.geometry import Geometry
 
 WHOLE_GROUP = -1
 """Value of `head` for a unit that is a whole KV group."""

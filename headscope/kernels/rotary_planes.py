@@ -5,7 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from headscope.attention.record import Geometry
+from headscope.attention.geometry import Geometry
 
 
 @triton.jit

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from headscope.bins import position_bin_edges, visible_bin_edges
 from headscope.measures.row_sampling import (
     IntArray,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headscope.attention.record import AttentionRecord, stack_layers
+from headscope.attention.geometry import stack_layers
+from headscope.attention.record import AttentionRecord
 
 TokenSpan = tuple[int, int]
 """First token and end (exclusive) of a passage in the prompt."""

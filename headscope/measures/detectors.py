@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from headscope.measures.row_sampling import IntArray, copy_together, count_visible_keys, to_device
 
 ROWS_PER_CHUNK = 4096

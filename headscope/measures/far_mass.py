@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from headscope.measures.attention_rows import ROW_STATISTICS, row_statistics
 from headscope.measures.row_sampling import (
     IntArray,

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from headscope.attention.cuda import without_waiting
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from headscope.measures.row_sampling import copy_together
 
 ROWS_PER_CHUNK = 256

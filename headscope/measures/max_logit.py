@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from headscope.measures.row_sampling import query_range, sums_beside
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from headscope.bins import map_blocks
 from headscope.kernels.runtime import attempt, runs_kernels
 from headscope.measures.row_sampling import add_by_cell, copy_together, items_per_tile, query_range, to_device

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from headscope.attention.cuda import without_waiting
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from headscope.measures.circuits import positional_effective_length, positional_logits
 from headscope.measures.distance_profile import log_spaced_distances
 from headscope.measures.rotary_pairs import rotary_planes

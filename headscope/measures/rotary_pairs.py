@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from headscope.attention.cuda import without_waiting
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from headscope.kernels.runtime import attempt, runs_kernels
 from headscope.measures.row_sampling import (
     IntArray,

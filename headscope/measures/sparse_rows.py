@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from headscope.measures.row_sampling import (
     IntArray,
     items_per_tile,

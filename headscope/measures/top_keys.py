@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.record import AttentionRecord, Geometry, stack_layers
+from headscope.attention.geometry import Geometry, stack_layers
+from headscope.attention.record import AttentionRecord
 from headscope.measures.row_sampling import (
     IntArray,
     count_visible_keys,

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from headscope.measures.binned_means import BinnedRowMeans
 from headscope.measures.row_sampling import IntArray, items_per_tile, to_device
 

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headscope.attention.contexts import entering, refusing_other_threads
-from headscope.attention.record import Geometry
+from headscope.attention.geometry import Geometry
 from headscope.compat.torch import original_module
 from headscope.compat.transformers import NAME_OR_PATH
 from headscope.errors import BadInput, first_line

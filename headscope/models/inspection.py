@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.attention import backend
+from headscope.attention.geometry import RotaryLayout
 from headscope.attention.masks import UnsupportedMask
-from headscope.attention.record import RotaryLayout
 from headscope.errors import HeadscopeError, UnsupportedModel, first_line
 from headscope.models.context_lengths import frequency_change_length
 from headscope.models.interception import intercepting_rotations

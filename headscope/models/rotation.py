@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attention.contexts import undoing
-from headscope.attention.record import RotaryLayout
+from headscope.attention.geometry import RotaryLayout
 
 VECTOR_ARGUMENTS = ("q", "k", "x", "xq", "xk", "tensor")
 """Argument names of the tensors that a rotation function rotates."""

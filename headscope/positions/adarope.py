@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from headscope import user_input
-from headscope.attention.record import Geometry
+from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput, ResourceMissing
 from headscope.model_identity import WeightDigests
 from headscope.models.checkpoint import LoadedModel

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headscope import user_input
-from headscope.attention.record import Geometry
+from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput
 from headscope.model_identity import ModelIdentity
 from headscope.model_spec import ModelSpec, SchemeSpec

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from headscope.attention.record import Geometry
+from headscope.attention.geometry import Geometry
 from headscope.errors import UnsupportedModel
 from headscope.models.checkpoint import LoadedModel
 

@@ -12,10 +12,10 @@ from typing import Any, Concatenate, TypeVar
 import pandas as pd
 
 from headscope import plugins
+from headscope.declaration import Declaration
 from headscope.errors import BrokenProbe
 from headscope.heads import Head
 from headscope.plugins import Arguments
-from headscope.probe import Probe
 from headscope.rendering.blocks import (
     Block,
     Chart,
@@ -28,11 +28,13 @@ from headscope.rendering.blocks import (
     TextBlock,
     TextTable,
 )
-from headscope.results.collection import all_results
+from headscope.rendering.view_parts import ViewParts
+from headscope.results.collection import ResultParts, all_results
 from headscope.results.questions import questions
 from headscope.results.result import Result
 from headscope.results.words import join_words, sentence
 from headscope.runs.column_metadata import (
+    StatisticParts,
     columns_by_length,
     measured_roles,
     parse_column,
@@ -148,11 +150,11 @@ def _models_with_statistic(run: Run, statistic_name: str) -> list[str]:
     return [label for label in run.models if label in measured]
 
 
-def probe_for_statistic(statistic_name: str) -> Probe | None:
+def probe_for_statistic(statistic_name: str) -> Declaration | None:
     """The probe that declares the statistic, or None."""
     owners = (
         probe
-        for probe, declared in plugins.call_parts(Probe.statistics)
+        for probe, declared in plugins.call_parts(StatisticParts.statistics)
         if {statistic_name, parse_column(statistic_name).stem} & {*declared}
     )
     return next(owners, None)
@@ -189,9 +191,9 @@ def collect_chapters(context: RenderContext, topic: str = "") -> dict[str, list[
     return chapters
 
 
-def drawn_groups(context: RenderContext, topic: str = "") -> Iterator[tuple[Probe, ChartGroup]]:
+def drawn_groups(context: RenderContext, topic: str = "") -> Iterator[tuple[Declaration, ChartGroup]]:
     """The groups of `collect_chapters` with their probes."""
-    for probe, groups in plugins.call_parts(Probe.charts, context):
+    for probe, groups in plugins.call_parts(ViewParts.charts, context):
         for group in groups:
             if is_about(group, topic) and (charts := [*_iterate_charts(probe, group)]):
                 yield probe, replace(group, charts=charts)
@@ -218,20 +220,20 @@ def overview_blocks(context: RenderContext) -> Iterator[Block]:
 def overview_cards(context: RenderContext) -> Iterator[Block]:
     """The first cards of the probes for the overview, at most `MAX_CARDS`, created lazily."""
     cards = (
-        card for probe in plugins.probes().values() for card in _iterate_part(probe, Probe.overview_cards, context)
+        card for probe in plugins.probes().values() for card in _iterate_part(probe, ViewParts.overview_cards, context)
     )
     yield from islice(cards, MAX_CARDS)
 
 
-def probe_cards(context: RenderContext, probe: Probe) -> Iterator[Block]:
+def probe_cards(context: RenderContext, probe: Declaration) -> Iterator[Block]:
     """The first cards of one probe for its own page, at most `MAX_PAGE_CARDS`, created lazily."""
-    yield from islice(_iterate_part(probe, Probe.overview_cards, context), MAX_PAGE_CARDS)
+    yield from islice(_iterate_part(probe, ViewParts.overview_cards, context), MAX_PAGE_CARDS)
 
 
 def cards_for_page(context: RenderContext, page: str) -> Iterator[Block]:
     """Cards for a page of several probes, at most `MAX_PAGE_CARDS`, taking one from each probe in turn."""
-    probes = [probe for probe in plugins.probes().values() if probe.has(Probe.page_cards)]
-    parts = (_iterate_part(probe, Probe.page_cards, context, page) for probe in probes)
+    probes = [probe for probe in plugins.probes().values() if probe.has(ViewParts.page_cards)]
+    parts = (_iterate_part(probe, ViewParts.page_cards, context, page) for probe in probes)
     yield from islice((card for cards in zip_longest(*parts) for card in cards if card is not None), MAX_PAGE_CARDS)
 
 
@@ -239,7 +241,7 @@ def charts_for_page(context: RenderContext, page: str) -> dict[str, Sequence[Blo
     """Blocks of the probes for a page of the app, by heading, drawn lazily."""
     iterators: dict[str, list[Iterator[Block]]] = {}
     for probe in plugins.probes().values():
-        for group in _iterate_part(probe, Probe.charts, context):
+        for group in _iterate_part(probe, ViewParts.charts, context):
             if isinstance(group, TextBlock):  # the probe fails
                 iterators.setdefault("", []).append(iter([group]))
             elif page in group.app_pages.split():
@@ -247,17 +249,17 @@ def charts_for_page(context: RenderContext, page: str) -> dict[str, Sequence[Blo
     return {heading: LazySequence(chain(*charts)) for heading, charts in iterators.items()}
 
 
-def probe_charts(context: RenderContext, probe: Probe) -> dict[str, Sequence[Block]]:
+def probe_charts(context: RenderContext, probe: Declaration) -> dict[str, Sequence[Block]]:
     """Blocks of one probe, by heading, drawn lazily. Raises BrokenProbe if the probe fails."""
     iterators: dict[str, list[Iterator[Block]]] = {}
-    for group in plugins.call_part(probe, Probe.charts, context):
+    for group in plugins.call_part(probe, ViewParts.charts, context):
         iterators.setdefault(group.heading, []).append(_iterate_charts(probe, group))
     return {heading: LazySequence(chain(*charts)) for heading, charts in iterators.items()}
 
 
-def probe_page(context: RenderContext, probe: Probe) -> PageContent | None:
+def probe_page(context: RenderContext, probe: Declaration) -> PageContent | None:
     """The probe's own page, or None without one. Raises BrokenProbe if the probe fails."""
-    return plugins.call_part(probe, Probe.page, context)
+    return plugins.call_part(probe, ViewParts.page, context)
 
 
 def head_roles_sentence(run: Run, model: str, layer: int, head: int) -> str:
@@ -278,7 +280,7 @@ def head_sentences(run: Run, model: str, layer: int, head: int) -> tuple[list[st
     """Sentences about the head in a model: the first sentence of every probe, and all further sentences."""
     by_probe = {
         probe.name: [sentence(result) for result in head_results]
-        for probe, head_results in plugins.call_parts(Probe.head_results, run, model, layer, head)
+        for probe, head_results in plugins.call_parts(ResultParts.head_results, run, model, layer, head)
     }
     sentences = [by_probe[name] for name in plugins.probes() if name in by_probe]
     return [texts[0] for texts in sentences if texts], [text for texts in sentences for text in texts[1:]]
@@ -289,7 +291,7 @@ def head_card(run: Run, model: str, layer: int, head: int) -> list[Block]:
     blocks = [
         block
         for probe in plugins.probes().values()
-        for block in _iterate_part(probe, Probe.head_card, run, model, layer, head)
+        for block in _iterate_part(probe, ViewParts.head_card, run, model, layer, head)
     ]
     return sorted(
         blocks, key=lambda block: (not isinstance(block, Chart), isinstance(block, Chart) and block.half_width)
@@ -298,30 +300,30 @@ def head_card(run: Run, model: str, layer: int, head: int) -> list[Block]:
 
 def head_explorers(
     run: Run, model: str, layer: int, head: int, query: Mapping[str, str]
-) -> Iterator[tuple[Probe, Iterator[Block]]]:
+) -> Iterator[tuple[Declaration, Iterator[Block]]]:
     """The explorers of the probes about one head, for the probes that have one, with blocks created lazily."""
     for probe in plugins.probes().values():
-        if probe.has(Probe.head_explorer):
-            yield probe, _iterate_part(probe, Probe.head_explorer, run, model, layer, head, query)
+        if probe.has(ViewParts.head_explorer):
+            yield probe, _iterate_part(probe, ViewParts.head_explorer, run, model, layer, head, query)
 
 
 def similar_head_blocks(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
     """Blocks of the probes that list the heads most similar to one, created lazily."""
     for probe in plugins.probes().values():
-        yield from _iterate_part(probe, Probe.similar_heads, run, model, layer, head)
+        yield from _iterate_part(probe, ViewParts.similar_heads, run, model, layer, head)
 
 
 def row_blocks(run: Run, model: str, length: int, doc: str, layer: int, head: int, query: int) -> Iterator[Block]:
     """Blocks of the probes that explain the weights of one attention row, created lazily."""
     for probe in plugins.probes().values():
-        yield from _iterate_part(probe, Probe.row_charts, run, model, length, doc, layer, head, query)
+        yield from _iterate_part(probe, ViewParts.row_charts, run, model, length, doc, layer, head, query)
 
 
 def head_blocks(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
     """Blocks of the probes about one head, created lazily: first texts and tables, then charts."""
     charts: list[Iterator[Block]] = []
     for probe in plugins.probes().values():
-        blocks = _iterate_part(probe, Probe.head_charts, run, model, layer, head)
+        blocks = _iterate_part(probe, ViewParts.head_charts, run, model, layer, head)
         for block in blocks:
             if isinstance(block, Chart):
                 charts.append(chain([block], blocks))
@@ -333,7 +335,7 @@ def head_blocks(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
 def collect_glossary(run: Run) -> list[Term]:
     """Glossary terms for the chapters of the run; the first definition of a term wins."""
     terms: dict[str, Term] = {}
-    for _, declared_terms in plugins.call_parts(Probe.glossary):
+    for _, declared_terms in plugins.call_parts(ViewParts.glossary):
         for term in declared_terms:
             if set(term.tables) & set(run.tables) or (run.models and not term.tables):
                 terms.setdefault(term.word, term)
@@ -342,31 +344,31 @@ def collect_glossary(run: Run) -> list[Term]:
 
 def collect_overviews(run: Run) -> list[Overview]:
     """The data of the probes for `--json`, one per probe that has some."""
-    return [overview for _, overview in plugins.call_parts(Probe.overview, run) if overview is not None]
+    return [overview for _, overview in plugins.call_parts(ViewParts.overview, run) if overview is not None]
 
 
 def collect_next_steps(run: Run) -> list[str]:
     """Suggested next steps, one line each."""
-    return [line for _, lines in plugins.call_parts(Probe.next_steps, run) for line in lines]
+    return [line for _, lines in plugins.call_parts(ViewParts.next_steps, run) for line in lines]
 
 
-def _iterate_charts(probe: Probe, group: ChartGroup) -> Iterator[Chart | TextTable | TextBlock]:
+def _iterate_charts(probe: Declaration, group: ChartGroup) -> Iterator[Chart | TextTable | TextBlock]:
     """The charts of a group, drawn lazily; if one fails, a line in its place says so and ends the group."""
     return _iterate(probe, "charts", lambda: group.charts)
 
 
 def _iterate_part(
-    probe: Probe,
+    probe: Declaration,
     part: Callable[Concatenate[Any, Arguments], Iterable[Item]],
     *arguments: Arguments.args,
     **keywords: Arguments.kwargs,
 ) -> Iterator[Item | TextBlock]:
     """The items that a part of a probe returns, created lazily; if one fails, a line in its place says so."""
-    method = getattr(probe, part.__name__)
+    method = plugins.method_of(probe, part)
     return _iterate(probe, part.__name__, lambda: method(*arguments, **keywords))
 
 
-def _iterate(probe: Probe, part_name: str, items: Callable[[], Iterable[Item]]) -> Iterator[Item | TextBlock]:
+def _iterate(probe: Declaration, part_name: str, items: Callable[[], Iterable[Item]]) -> Iterator[Item | TextBlock]:
     def lazily() -> Iterator[Item]:
         yield from items()
 

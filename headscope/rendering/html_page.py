@@ -32,9 +32,9 @@ from headscope.rendering.chapters import Chapter, collect_chapters
 from headscope.rendering.comparison import comparison_tables
 from headscope.rendering.run_description import declared_tables, describe_run, document_sets, title
 from headscope.rendering.text import explain_columns, head_mask, statistics_table
-from headscope.results import model_notes
 from headscope.results.collection import all_results
 from headscope.results.comparison import compare, in_order_of_time
+from headscope.results.questions import MODELS_TOPIC
 from headscope.results.words import sentence
 from headscope.runs import summary
 from headscope.runs.column_metadata import Statistic, parse_column, statistic, statistics
@@ -124,7 +124,7 @@ def render_report(runs: Sequence[Run]) -> str:
         provenance=[provenance(stored) for stored in runs],
         models=run.manifest["models"],
         models_in_charts=context.models,
-        model_notes=[sentence(result) for result in assembly.results_by_topic(run).get(model_notes.TOPIC, ())],
+        model_notes=[sentence(result) for result in assembly.results_by_topic(run).get(MODELS_TOPIC, ())],
         documents=sorted(set().union(*document_sets(run))),
         terms=assembly.collect_glossary(run),
         model_table=_model_table(run),

@@ -1,4 +1,4 @@
-"""Runs in a notebook: findings and charts. The methods of `Run` call the functions here.
+"""Runs in a notebook: findings and charts. The methods of `headscope.run.Run` call the functions here.
 
 Jupyter and VS Code have plotly's viewer, so they get text and figures, which follow the notebook's theme. Other
 frontends get a self-contained page in an iframe, with plotly.js. Neither needs a server or a network.

@@ -4,13 +4,25 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from headscope import plugins
+from headscope.declaration import Declaration
 from headscope.errors import BrokenProbe
-from headscope.probe import Probe
 from headscope.results import words
 from headscope.results.model_notes import model_notes
 from headscope.results.result import Result
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
+
+
+class ResultParts:
+    """Contracts of the parts of a probe that answer its questions."""
+
+    def results(self, run: Run) -> Iterable[Result]:
+        """Its results of a run."""
+        return ()
+
+    def head_results(self, run: Run, model: str, layer: int, head: int) -> Iterable[Result]:
+        """Its results about one head."""
+        return ()
 
 
 def all_results(run: Run) -> list[Result]:
@@ -37,10 +49,10 @@ def _model_notes(run: Run) -> list[Result]:
 
 
 def _compute_results(run: Run) -> dict[str, list[Result]]:
-    return {probe.name: [*_usable(probe, results)] for probe, results in plugins.call_parts(Probe.results, run)}
+    return {probe.name: [*_usable(probe, results)] for probe, results in plugins.call_parts(ResultParts.results, run)}
 
 
-def _usable(probe: Probe, results: Iterable[Result]) -> Iterator[Result]:
+def _usable(probe: Declaration, results: Iterable[Result]) -> Iterator[Result]:
     """The results that can be worded and have keys of their own; the others are reported and left out."""
     keys: set[tuple[str, ...]] = set()
     for result in results:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 
 from headscope.model_identity import INT8, Comparison, ModelIdentity
-from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.results.words import join_words
 from headscope.runs.columns import all_tables
@@ -19,54 +18,10 @@ from headscope.runs.summary import (
 )
 from headscope.runs.trainings import latest_checkpoints, training_checkpoints
 
-TOPIC = "Models"
 PART_OF_TEXT = re.compile(r"(.+) \(\d+ of \d+\)")
 """Name of a document that is a part of a text."""
 MAX_OMITTED = 6
 """Maximum number of omitted models that are listed."""
-
-_SENTENCES = {
-    "models.omitted": "Sentences and charts show {shown} of {models:n models}; {omitted} omitted. The tables have all "
-    "models; the app can show others",
-    "models.earlier_checkpoints": "Sentences and charts show the last checkpoint of each of {trainings} trainings; "
-    "{omitted} omitted. The tables have all models; the app can show others",
-    "models.versions": "The run was resumed with other versions: {versions}. Numbers may differ slightly between them",
-    "models.tokenizers": "The tokenizer of {others:words} differs from that of {baseline}, so the same number of "
-    "tokens covers a different text. Differences between heads mix the effect of the model with that of the tokens",
-    "models.bos": "Prompts and texts of {model} begin with {opening}, those of {baseline} with {baseline_opening}. "
-    "Differences between these models mix the effect of the model with that of the first token",
-    "models.beyond_native_context": "{model} was measured at {context_length:,} tokens, but was trained for "
-    "{native_context:,}, without a position scheme that extends its context. Its results at {context_length:,} tokens "
-    "are outside its trained range",
-    "models.contexts": "{model} was measured inside {contexts:words}, so its results are those of the changed model",
-    "models.compatibility_mode": "{model} is a TransformerBridge in compatibility mode: TransformerLens folded and "
-    "centred its weights. Logits, patching and ablation are those of the original model up to a constant; norms and "
-    "matrices of its weights are not",
-    "models.hooks": "{model} ran with {hooks:words}: hooks and functions of the user, which may change its results",
-    "models.int8": "{model} is quantised by LLM.int8, which rounds the activations of a whole pass together: the same "
-    "prompt gives different logits in another pass. Small differences are noise",
-    "models.other_weights": "{model}: {source} belongs to a model with other weights ({origin}), which weights=any "
-    "allows",
-    "models.equal": "{model} and {baseline} are the same weights under the same position scheme[{rounding}]. All that "
-    "differs between them comes from texts, tokenizers or rounding[{limit}][. The run does not record their "
-    "{unknown:words}]",
-    "models.equal_weights": "{model} and {baseline} have the same weights[{rounding}], but differ in "
-    "{differences:words}[. The run does not record their {unknown:words}]",
-    "models.text_parts": "{pieces} of {documents:n documents} are parts of {texts:n texts}. Parts of one text are "
-    "alike, so confidence intervals over documents may be too narrow",
-    "models.texts": "Measured on different texts from {baseline}, or on another sample of them: {others:words}. "
-    "Differences between these models mix the effect of the model with that of the texts",
-}
-QUESTIONS = (
-    *(Question(name=name, sentence=sentence, topic=TOPIC) for name, sentence in _SENTENCES.items()),
-    Question(
-        name="models.unread_tables",
-        sentence="No installed probe reads the tables {tables:words}, so results and charts leave them out. Install "
-        "their package, or a newer headscope",
-        topic=TOPIC,
-        level="warning",
-    ),
-)
 
 
 def model_notes(run: Run) -> Iterator[Result]:

@@ -6,21 +6,9 @@ from typing import Any
 import pandas as pd
 
 from headscope.estimates import ESTIMATE_MARK, estimate_mask, method_column
-from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
-
-TOPIC = "Heads"
-QUESTIONS = (
-    Question(name="heads.ranks", sentence="Rank by {statistic}: {parts}", topic=TOPIC),
-    Question(
-        name="heads.rank",
-        sentence="{number:,.0f} of {n:,} in {model} ([{estimate}]{score:number})",
-        number=",.0f",
-        topic=TOPIC,
-    ),
-)
 
 
 def head_ranks(

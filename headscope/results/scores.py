@@ -67,6 +67,17 @@ class Score:
     """What its matrix shows, by default its label and meaning."""
 
 
+class ScoreParts:
+    """Contract of the part of a probe with its scores."""
+
+    def scores(self) -> Sequence[Score]:
+        """Its scores of heads.
+
+        Statistics, columns with intervals, roles, questions, results, charts, cards and `--json` data follow from them.
+        """
+        return ()
+
+
 class HasScores(Protocol):
     """A probe, as far as the functions below need it."""
 

@@ -15,7 +15,6 @@ import pandas as pd
 
 from headscope import plugins
 from headscope.errors import BadInput, BrokenProbe, did_you_mean
-from headscope.probe import Probe
 
 RESERVED_COLUMNS = frozenset({"model", "layer", "head", "kv_group", "value", "baseline", "change"})
 """Keys of the per-head table, and columns that comparisons add to it."""
@@ -105,6 +104,22 @@ def _column_of_statistic(name: str, declared: Mapping[str, Statistic]) -> Column
     return ColumnName(stem, int(length), is_difference, ending) if entry.against_first or not is_difference else None
 
 
+class StatisticParts:
+    """Contracts of the parts of a probe that describe heads."""
+
+    def statistics(self) -> Mapping[str, Statistic]:
+        """How to show its columns of the per-head and per-model tables, by name.
+
+        Names must be new. A statistic also owns its name with _low, _high (its interval) and _method, and, if it is
+        declared `by_length`, with _<number>.
+        """
+        return {}
+
+    def roles(self) -> "Mapping[str, Role]":
+        """Roles of heads that follow from its statistics, by name."""
+        return {}
+
+
 @cache
 def statistics() -> Mapping[str, Statistic]:
     """Every declared statistic by name, without a context length.
@@ -112,7 +127,7 @@ def statistics() -> Mapping[str, Statistic]:
     A name that is already used, also by a column of another statistic, is reported and left out.
     """
     entries: dict[str, Statistic] = {}
-    for probe, declared in plugins.call_parts(Probe.statistics):
+    for probe, declared in plugins.call_parts(StatisticParts.statistics):
         for name, entry in declared.items():
             if name in entries or name in RESERVED_COLUMNS:
                 fault = "the name is already used"
@@ -217,7 +232,7 @@ class Role:
 @cache
 def roles() -> Mapping[str, Role]:
     """Every declared role by name."""
-    return {name: role for _, declared in plugins.call_parts(Probe.roles) for name, role in declared.items()}
+    return {name: role for _, declared in plugins.call_parts(StatisticParts.roles) for name, role in declared.items()}
 
 
 def measured_roles(heads: pd.DataFrame) -> list[str]:

@@ -4,7 +4,7 @@ Schemas, the column reference in the docs and `headscope validate` are derived f
 paper is silent are marked "[ours]".
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from types import MappingProxyType
@@ -13,7 +13,6 @@ from typing import Literal
 import pyarrow as pa
 
 from headscope import plugins
-from headscope.probe import Probe
 
 FORMAT_VERSION = 4
 """Major version of the run directory. Readers refuse a newer one by name."""
@@ -172,10 +171,18 @@ FILTER = key("filter", "label", "", "filter that the harness applied to an answe
 DISTANCE = key("distance", "index32", "tokens", "D = i - j; 0 and log-spaced, 4 per octave [ours]")
 
 
+class TableParts:
+    """Contract of the part of a probe with its tables."""
+
+    def tables(self) -> Sequence[Table]:
+        """The tables it stores."""
+        return ()
+
+
 @cache
 def all_tables() -> Mapping[str, Table]:
     """Every table that a run may hold, by name."""
-    return {table.name: table for _, tables in plugins.call_parts(Probe.tables) for table in tables}
+    return {table.name: table for _, tables in plugins.call_parts(TableParts.tables) for table in tables}
 
 
 @cache
@@ -186,7 +193,7 @@ def shareable_table_names() -> frozenset[str]:
     """
     return frozenset(
         table.name
-        for probe, tables in plugins.call_parts(Probe.tables)
+        for probe, tables in plugins.call_parts(TableParts.tables)
         for table in tables
         if probe.runs_always or table.describes_inputs or "model" not in table.keys
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -25,9 +25,6 @@ from headscope.runs.io import read_json
 from headscope.runs.row_reader import Values
 from headscope.runs.run_tables import NO_VALUES, RunTables
 
-if TYPE_CHECKING:
-    from headscope.rendering.notebook import NotebookCharts
-
 log = logging.getLogger("headscope")
 
 PLAN_FILE = "plan.json"
@@ -35,11 +32,7 @@ PLAN_FILE = "plan.json"
 
 
 class Run(RunTables):
-    """A finished run, read-only: every table by name, and `run.heads`, the per-head table.
-
-    `manifest` is its run.json, `models` the labels in the order of the study, `tables` the names of what is stored,
-    `parts` the runs that are combined (only itself for a single run).
-    """
+    """A finished run as it is stored; `headscope.run.Run` adds its results, charts and exports."""
 
     @cached_property
     def heads(self) -> pd.DataFrame:
@@ -61,30 +54,6 @@ class Run(RunTables):
         """Rows by table that are hidden because an earlier run has other values for the same key."""
         return {}
 
-    def findings(self) -> pd.DataFrame:
-        """All results, for every model, one per row, with stable keys.
-
-        `question`, `model` ("" if it concerns several), `baseline`, `where` and `unit` identify it. Then follow its
-        `value`, its 95 % confidence interval `low` to `high`, the number `n` of `samples`, the `verdict` on a claim,
-        `topic` and sentence `text`, and the `layer` and `head` that it belongs to.
-        """
-        from headscope.rendering import notebook
-
-        return notebook.findings(self)
-
-    def charts(self, topic: str = "") -> "NotebookCharts":
-        """The charts of the report, each a plotly `figure` with a `caption` and a method `save("figure.pdf")`: all,
-        or those of a topic such as "loss", or with these words in the title."""
-        from headscope.rendering import notebook
-
-        return notebook.charts(self, topic)
-
-    def head(self, layer: int, head: int, model: str = "") -> "NotebookCharts":
-        """One head of `model` (by default the last): its description in `sentences`, and its charts."""
-        from headscope.rendering import notebook
-
-        return notebook.head(self, layer, head, model)
-
     def top_heads(self, statistic: str, count: int, model: str | None = None) -> HeadSet:
         """The `count` heads of the largest `statistic`, a column of `run.heads`, in `model` (needed if there are
         several). Measured values come before estimates; a warning says if estimates enter the list or could change
@@ -95,25 +64,6 @@ class Run(RunTables):
         if "estimates" in heads.source:
             log.warning("%s. Measure with method exact, or a larger verify_top", heads.source)
         return heads
-
-    def to_latex(self, *statistics: str, count: int = 10, model: str | None = None) -> str:
-        """A LaTeX tabular of the `count` heads of `model` with the largest first statistic, and their other statistics.
-
-        Statistics are columns of `run.heads`; an interval follows its value in brackets. Without statistics: one row
-        per model, with medians over heads and the mean loss. Raises BadInput for an unknown statistic or model.
-        """
-        from headscope.rendering import notebook
-
-        return notebook.to_latex(self, statistics, count, model)
-
-    def export(
-        self, file_format: str, out: Path | str, score: str | None = None, model: str | None = None, **options: Any
-    ) -> Path:
-        """Write a score of all heads of `model` in the file format of another tool: see
-        `headscope.scores.export_scores`."""
-        from headscope.scores import export_scores
-
-        return export_scores(self, file_format, out, score, model, **options)
 
     def push_to_hub(self, repository: str, *, private: bool = True, token: str | None = None) -> str:
         """Upload the run to the dataset repository ORG/NAME on the Hugging Face hub and return its URL.
@@ -130,16 +80,6 @@ class Run(RunTables):
     ) -> Self:
         """Download and open a run from the dataset repository ORG/NAME; `name` may be left out if it holds one run."""
         return cls.open(hub.fetch(repository, name, revision, token))
-
-    def _ipython_display_(self) -> None:
-        from headscope.rendering import notebook
-
-        notebook.run_page(self).display()
-
-    def _repr_html_(self) -> str:
-        from headscope.rendering import notebook
-
-        return notebook.run_page(self).html()
 
 
 class CombinedRun(Run):

@@ -12,7 +12,6 @@ import pandas as pd
 from headscope import plugins
 from headscope.estimates import method_column
 from headscope.model_identity import Comparison, ModelIdentity
-from headscope.probe import Probe
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import columns_by_length, statistic
 from headscope.runs.run_tables import RunTables
@@ -22,13 +21,34 @@ MAX_TRAININGS = 10
 """Maximum number of training runs in one comparison."""
 
 
+class ColumnParts:
+    """Contracts of the parts of a probe that compute tables of heads and models from a run."""
+
+    def head_columns(self, run: RunTables) -> pd.DataFrame | None:
+        """Its columns of the per-head table, indexed by (model, layer, head, kv_group); None if the run lacks them."""
+        return None
+
+    def model_columns(self, run: RunTables) -> pd.DataFrame | None:
+        """Its columns of the per-model table, indexed by model; None if the run lacks them."""
+        return None
+
+    def loss_by_kept_keys(self, run: RunTables) -> pd.DataFrame | None:
+        """How the loss of whole models changes if heads keep fewer keys; None without such rows.
+
+        Columns model, doc, context_length, rule (text NAME:SIZE), change (nats/token, against all keys), kept (mean
+        number of keys that a row keeps) and visible (that of rows that keep all). Charts of sparse attention have a
+        line for each NAME, of the texts and lengths that they show.
+        """
+        return None
+
+
 def head_table(run: RunTables) -> pd.DataFrame:
     """One row per (model, layer, head), in that order, with kv_group and the columns of every probe.
 
     `headscope.runs.column_metadata` has labels, units and meanings; the confidence interval of a column is
     <column>_low .. <column>_high.
     """
-    blocks = [columns for _, columns in plugins.call_parts(Probe.head_columns, run) if columns is not None]
+    blocks = [columns for _, columns in plugins.call_parts(ColumnParts.head_columns, run) if columns is not None]
     if not blocks:
         return pd.DataFrame(columns=HEAD_KEYS)
     wide: pd.DataFrame = pd.concat(blocks, axis=1).reset_index()
@@ -39,7 +59,7 @@ def head_table(run: RunTables) -> pd.DataFrame:
 def model_table(run: RunTables) -> pd.DataFrame:
     """One row per model, in the order of the study, with the columns of every probe."""
     rows = pd.DataFrame(index=pd.Index([], name="model", dtype="str"))
-    for _, columns in plugins.call_parts(Probe.model_columns, run):
+    for _, columns in plugins.call_parts(ColumnParts.model_columns, run):
         if columns is not None:
             rows = rows.join(columns, how="outer")
     return rows.reindex(run.models).rename_axis("model").reset_index()

@@ -23,7 +23,7 @@ from headscope.runs.run_tables import RunTables
 from headscope.runs.summary import model_identity
 
 if TYPE_CHECKING:
-    from headscope.attention.record import Geometry
+    from headscope.attention.geometry import Geometry
 
 log = logging.getLogger("headscope")
 

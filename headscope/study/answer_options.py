@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from headscope.head_names import head_names, names_of_heads
+from headscope.runs.head_names import head_names, names_of_heads
 from headscope.study.config import Options
 from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS, STORES_NAME
 

@@ -25,7 +25,6 @@ from pydantic import (
 from headscope import plugins, user_input
 from headscope.errors import BadInput, BadOption, OptionError, OptionName
 from headscope.model_spec import ModelSpec
-from headscope.probe import Probe
 from headscope.prompts.bos import BosChoice
 from headscope.prompts.shakespeare import DEFAULT_SOURCE, expand_source
 from headscope.study.option_faults import first_fault
@@ -85,6 +84,14 @@ def sorted_lengths(minimum: int, quantity: str) -> AfterValidator:
 
 
 Lengths = Annotated[list[int], sorted_lengths(2, "context length")]
+
+
+class OptionParts:
+    """Contract of the part of a probe with its options."""
+
+    def options(self) -> type[Options]:
+        """Its options: the source of flags, help, YAML keys and Python keywords."""
+        raise NotImplementedError("the probe has no options")
 
 
 class MultilineOptions(Options):
@@ -264,7 +271,7 @@ def study_type() -> type[Study]:
     """`Study` with a field for every probe whose options can be imported."""
     fields: dict[str, Any] = {
         probe.name: (options | None, Field(None, description=probe.summary))
-        for probe, options in plugins.call_parts(Probe.options)
+        for probe, options in plugins.call_parts(OptionParts.options)
     }
     return create_model("Study", __base__=Study, **fields)
 

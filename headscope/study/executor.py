@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from headscope import plugins, process_memory
+from headscope import plugins
 from headscope.compat.torch import cpu_flash_attention
 from headscope.compat.transformers import COMMIT_HASH
 from headscope.forward.observe import observe
@@ -19,10 +19,11 @@ from headscope.kernels.runtime import describe_kernels
 from headscope.models.bridge import describe_bridge
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import PRETRAINING_KEY, Model
-from headscope.probe import Probe
 from headscope.runs.arrow import Rows
+from headscope.study import process_memory
 from headscope.study.cells import Job, ObservingRunner, PassCell, ProbeRunner, group_by_pass
 from headscope.study.context import OTHER_WEIGHTS, StudyContext
+from headscope.study.runner_parts import RunnerParts
 from headscope.study.versions import library_versions
 
 log = logging.getLogger("headscope")
@@ -73,7 +74,7 @@ class JobExecutor:
         for name, probe in plugins.probes().items():
             options = context.study.probe_options.get(name)
             if options is not None or probe.runs_always:
-                self.runners[name] = plugins.call_part(probe, Probe.runner)(options, context)
+                self.runners[name] = plugins.call_part(probe, RunnerParts.runner)(options, context)
 
     def plan(self) -> list[Job]:
         """All jobs of the study, in the order of the stored rows. Sets `used_labels`."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads
 from headscope.model_identity import AcceptedWeights, refuse_other_weights
 from headscope.positions.model import Model
+from headscope.runs.head_names import HEADS_OF_WEIGHTS, parse_heads
 from headscope.study.context import StudyContext
 
 

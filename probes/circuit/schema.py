@@ -6,11 +6,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from headscope.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_PROMPTS, MEAN_OF_TEXT
 from headscope.errors import OptionError
-from headscope.head_names import head_names
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.pair_sets import unused_pair_options
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.columns import ANSWER_METRIC, GROUP, HEAD, IS_COUNTED, LAYER, MODEL, Column, Table, key
+from headscope.runs.head_names import head_names
 from headscope.study.answer_options import HEADS_HELP, PAIRS_HELP, PLACES_HELP, AnswerOptions, PairSources
 from headscope.study.config import refuse_unused
 

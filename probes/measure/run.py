@@ -7,7 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward.capture import CapturedLayers
 from headscope.forward.observe import FinishedPass, observe

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.attention.record import Geometry
+from headscope.attention.geometry import Geometry
 from headscope.effects.controls import missing_control, random_controls
 from headscope.heads import Head
 from headscope.interventions.edits import edit_units, edited

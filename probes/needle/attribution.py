@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.attention.record import AttentionRecord, stack_layers
+from headscope.attention.geometry import stack_layers
+from headscope.attention.record import AttentionRecord
 from headscope.decomposition.residual_decomposition import AttentionBranch, Norm, ResidualDecomposition
 from headscope.decomposition.residual_inspection import decompose_residual_stream
 from headscope.forward.capture import capturing

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headscope.attention.record import Geometry
+from headscope.attention.geometry import Geometry
 from headscope.measures.copying import CopyScores
 from headscope.prompts.haystack import NeedlePrompt, NeedlePromptBuilder, decode_tokens
 from headscope.prompts.token_text import token_texts

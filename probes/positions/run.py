@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.attention.record import stack_layers
+from headscope.attention.geometry import stack_layers
 from headscope.errors import UnsupportedModel
 from headscope.positions.model import Model
 from headscope.positions.rope_scaling import own_softmax_factors, schedule_at_length

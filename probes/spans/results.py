@@ -11,13 +11,13 @@ import pandas as pd
 from headscope.effects.groups import CHOSEN_UNITS, SPLITS, auroc_interval
 from headscope.effects.prompts import MAX_SUBSETS, rows_that_count
 from headscope.effects.sweep import rows_of_sweep
-from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads_of_weights
 from headscope.prompts.answers import LEAST_PROBABILITY_TEXT
 from headscope.results.answers import MAX_NAMES
 from headscope.results.head_results import top_head_result
 from headscope.results.result import Result
 from headscope.results.samples import Limits, extreme_head_result, mean_result
 from headscope.runs.aggregation import SIGNIFICANCE, plain_types
+from headscope.runs.head_names import HEADS_OF_WEIGHTS, parse_heads_of_weights
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 from probes.spans.analysis import (

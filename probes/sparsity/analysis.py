@@ -8,12 +8,12 @@ import pandas as pd
 
 from headscope import plugins
 from headscope.heads import format_head
-from headscope.probe import Probe
 from headscope.rendering.blocks import Overview
 from headscope.runs.aggregation import HEAD_KEYS, mean_losses, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
+from headscope.runs.summary import ColumnParts
 from probes.sparsity.schema import ANSWER, BEST, DENSE, INDEXER, PUBLISHED, TEXT
 
 OVERVIEW_HEADS = 5
@@ -242,7 +242,7 @@ def changes_of_other_probes(run: RunTables) -> pd.DataFrame:
     dense = rows_at_longest_length(dense[dense["rule"] == DENSE])
     places = dense.groupby(["model", "doc", "context_length"])["kept"].first().rename("dense").reset_index()
     tables = [loss_changes(run)[:0]]
-    for _, table in plugins.call_parts(Probe.loss_by_kept_keys, run):
+    for _, table in plugins.call_parts(ColumnParts.loss_by_kept_keys, run):
         if table is not None:
             rows = table.merge(places, on=["model", "doc", "context_length"])
             rows = rows[np.isclose(rows["dense"], rows["visible"], rtol=1e-6)]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from headscope.attention.cuda import without_waiting
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.measures.row_tile import RowTile
 from headscope.measures.sparse_rules import Rule, parse_rule, vertical_slash_sums

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.attention.edits import TokenSet
-from headscope.attention.logit_edits import StreamingKind
+from headscope.attention.streaming_kernel import StreamingKind
 from headscope.interventions import kinds
 from headscope.interventions.edits import Edit, Run
 from headscope.interventions.replay import Replay

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.bench.synthetic_run import synthetic_manifest
-from headscope.runs.run import Run
+from headscope.run import Run
 from headscope.runs.writer import RunWriter
 from support.synthetic_rows import ROWS
 from support.synthetic_runs import synthetic_run
@@ -27,7 +27,7 @@ def whole_run(
         model["step"] = 10 * step
     with RunWriter.open(folder, "whole", {"whole": True}) as writer:
         writer.add("all", {**without_models(), **tables})
-        return writer.commit(["all"], manifest)
+        return Run.open(writer.commit(["all"], manifest).path)
 
 
 def without_models() -> dict[str, pd.DataFrame]:

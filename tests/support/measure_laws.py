@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from support import eager_reference
 
 LENGTH = 40

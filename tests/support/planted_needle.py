@@ -15,7 +15,7 @@ import headscope as hs
 from headscope.forward.prefix_cache import TokenIds, last_block_start, shared_prefix_length
 from headscope.positions.model import Model
 from headscope.prompts.needles import Needle
-from headscope.runs.run import Run
+from headscope.run import Run
 
 VOCAB = 128
 

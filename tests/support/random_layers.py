@@ -3,7 +3,8 @@
 import torch
 from hypothesis import strategies as st
 
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import AttentionRecord
 from support.measure_laws import geometry_of, random_record
 
 

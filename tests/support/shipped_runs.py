@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from headscope.cli.flags import EXAMPLES
-from headscope.runs.run import Run
+from headscope.run import Run
 
 
 def shipped_path(name: str) -> Path:

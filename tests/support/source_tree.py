@@ -22,18 +22,22 @@ def files(*places: str) -> list[Path]:
 
 
 @cache
-def imports(file: Path) -> tuple[str, ...]:
-    """Every module that the file imports anywhere, dotted; names imported from a package count as modules of it."""
-    return tuple(_imports(file))
+def imports(file: Path, *, with_types: bool = False) -> tuple[str, ...]:
+    """Every module that the file imports anywhere, dotted; names imported from a package count as modules of it.
+
+    `with_types` adds imports under `if TYPE_CHECKING`.
+    """
+    return tuple(_imports(file, with_types))
 
 
-def _imports(file: Path) -> Iterator[str]:
+def _imports(file: Path, with_types: bool) -> Iterator[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     typing_only = {
         id(inner)
         for node in ast.walk(tree)
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         for inner in ast.walk(node)
+        if not with_types
     }
     for node in ast.walk(tree):
         if id(node) in typing_only:

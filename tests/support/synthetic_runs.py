@@ -11,8 +11,8 @@ import pandas as pd
 
 from headscope import plugins
 from headscope.bench.synthetic_run import Sizes, measure_rows, position_rows, synthetic_manifest
+from headscope.run import Run
 from headscope.runs.columns import Table, all_tables
-from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
 from support.declared_rows import declared_rows
 from support.synthetic_rows import ROWS
@@ -45,7 +45,7 @@ def synthetic_run(
             rng = np.random.default_rng(size.seed)
             tables = {name: _randomise(rows, all_tables()[name], rng) for name, rows in tables.items()}
         writer.add("all", tables)
-        return writer.commit(["all"], synthetic_manifest(models, size.layers, size.heads, size.groups))
+        return Run.open(writer.commit(["all"], synthetic_manifest(models, size.layers, size.heads, size.groups)).path)
 
 
 def _randomise(rows: pd.DataFrame, table: Table, rng: np.random.Generator) -> pd.DataFrame:
