@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 if TYPE_CHECKING:
     import pandas as pd
 
-    from headscope.positions.model import Model
     from headscope.rendering.blocks import Block, Card, ChartGroup, Overview, PageContent, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
@@ -44,7 +43,6 @@ PLACES: Mapping[str, str] = {
     "page_cards": "cards.page_cards",
     "head_explorer": "head_trials.trial_blocks",
     "similar_heads": "similarity.similar_heads",
-    "bench": "bench.benchmark_variants",
 }
 """Where a part is in the package of a probe: module and name; {} is the name of its class. A name in capitals and a
 class are the part themselves, a function is called."""
@@ -68,9 +66,9 @@ class Probe:
     """Base class of the declaration of one analysis.
 
     A subclass sets `name`, `title`, `summary` and `parts`, or overrides the methods of the parts that it has. Only
-    `runner` and `bench` may import torch. A part is imported when it is used, so that reading a declaration is fast.
-    Names of helper methods and attributes begin with an underscore; any other name that Probe lacks is refused. The
-    types below are exported by `headscope.plugin_api`.
+    `runner` may import torch. A part is imported when it is used, so that reading a declaration is fast. Names of
+    helper methods and attributes begin with an underscore; any other name that Probe lacks is refused. The types below
+    are exported by `headscope.plugin_api`.
     """
 
     name: ClassVar[str]
@@ -261,12 +259,6 @@ class Probe:
         That module may change between versions.
         """
         raise NotImplementedError(f"probe '{self.name}' has no explorer")
-
-    # Timings --------------------------------------------------------------------------------------------------------
-
-    def bench(self, model: "Model", length: int) -> "Mapping[str, Callable[[], object]]":
-        """Functions to time up to a context length, by name; the first is the reference for the others."""
-        return {}
 
     # Names that follow -----------------------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ import pytest
 from support.declared_rows import declared_rows
 from support.synthetic_runs import synthetic_run
 
+from benchmarks.synthetic_run import Sizes, synthetic_manifest
 from headscope import plugins
-from headscope.bench.synthetic_run import Sizes, synthetic_manifest
 from headscope.probe import Probe
 from headscope.runs.aggregation import plain_types
 from headscope.runs.columns import all_tables

@@ -167,8 +167,8 @@ WITHOUT_TORCH = (
     "cli",
 )
 """Folders and files of headscope that must not load torch; neither must `dashboards` nor most parts of a probe."""
-MAY_RUN_MODELS = ("runner", "bench")
-"""Parts of a probe that may import torch."""
+MAY_RUN_MODELS = "runner"
+"""The part of a probe that may import torch."""
 
 
 SHORTCUTS = {"headscope.runs.run": {"rendering", "scores"}}
@@ -194,12 +194,12 @@ def loaded_by(*modules: str) -> set[str]:
 
 
 def parts() -> list[str]:
-    """The modules of the parts of built-in probes, but for those that may run models."""
+    """The modules of the parts of built-in probes, but for the one that runs models."""
     names = {
         module
         for probe in plugins.probes().values()
         for part, (module, _) in probe.part_places().items()
-        if part not in MAY_RUN_MODELS
+        if part != MAY_RUN_MODELS
     }
     assert len(names) > 50
     return sorted(names)

@@ -18,7 +18,7 @@ from support.refusals import assert_names, refuses
 from support.small_runs import CELLS, CONFIG, contents, interrupted, rows, study
 from support.synthetic_runs import synthetic_run
 
-from headscope.bench.synthetic_run import synthetic_manifest
+from benchmarks.synthetic_run import synthetic_manifest
 from headscope.errors import BadInput, BadRun, CannotWrite
 from headscope.results.collection import all_results
 from headscope.runs import writer

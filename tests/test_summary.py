@@ -9,7 +9,7 @@ from support.refusals import refuses
 from support.synthetic_rows import ROWS
 from support.synthetic_runs import synthetic_run
 
-from headscope.bench.synthetic_run import synthetic_manifest
+from benchmarks.synthetic_run import synthetic_manifest
 from headscope.bins import bin_center, in_last_octave, position_bin_edges, visible_bin_edges
 from headscope.errors import BadInput
 from headscope.runs import summary

@@ -286,7 +286,7 @@ def _count_runs(runs: list[Path]) -> str:
 
 
 app.command(cls=GroupedCommand)(plan.plan)
-app.command(cls=GroupedCommand)(bench.command())
+app.command(cls=GroupedCommand)(bench.bench)
 app.command(cls=GroupedCommand)(selfcheck.selfcheck)
 
 

@@ -178,20 +178,3 @@ def is_ordinary_token(tokenizer: Any, token: int) -> bool:
     if not text or "\ufffd" in text:
         return False
     return not BYTE_TOKEN_PATTERN.fullmatch(str(tokenizer.convert_ids_to_tokens(token)))
-
-
-def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
-    """The detectors on one sequence of about `length` tokens, and plain forward passes, for `headscope bench`."""
-    period = length // 2
-    token_ids, opening_length = repeated_random_tokens(model.tokenizer, period, (0,))
-    ids = torch.from_numpy(token_ids)
-
-    def plain(module: Any) -> None:
-        with torch.no_grad():
-            module(ids.to(model.device)[None], use_cache=False)
-
-    return {
-        "detectors: plain forward with logits": lambda: plain(model.module),
-        "detectors: plain forward without logits": lambda: plain(model.module.base_model),
-        "detectors": lambda: detector_scores(model, ids, opening_length, period),
-    }
