@@ -104,10 +104,6 @@ def report_broken(error: BrokenProbe) -> None:
         log.debug("headscope: the error of this part", exc_info=error.__cause__)
 
 
-_OLD_PARTS = {"findings": "results", "head_findings": "head_results"}
-"""Parts of earlier versions of the declaration, and what replaces them."""
-
-
 def _load_declaration(entry: EntryPoint) -> Probe | None:
     try:
         probe = entry.load()
@@ -124,8 +120,6 @@ def _load_declaration(entry: EntryPoint) -> Probe | None:
 
 
 def _unknown_part(name: str) -> str:
-    if name in _OLD_PARTS:
-        return f"'{name}' was replaced by '{_OLD_PARTS[name]}' in API_VERSION 3. Yield results instead of sentences"
     parts = [part for part in [*Probe.__annotations__, *vars(Probe)] if not part.startswith("_")]
     return f"unknown part '{name}'{did_you_mean(name, parts)}. Begin the names of helpers with an underscore"
 

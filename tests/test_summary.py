@@ -238,15 +238,6 @@ def test_every_column_of_the_wide_table_is_described(tmp_path):
 
 
 @pytest.mark.slow
-def test_copying_scores_of_runs_without_centring_have_a_described_column_of_their_own(tmp_path):
-    run = synthetic_run(tmp_path)
-    run._frames["head_circuits"] = run.table("head_circuits").assign(is_centred=False)
-    assert "ov_copying" not in run.heads
-    assert run.heads["ov_copying_uncentred"].notna().any()
-    assert statistic("ov_copying_uncentred").meaning != statistic("ov_copying").meaning
-
-
-@pytest.mark.slow
 def test_a_column_of_methods_is_no_statistic(tmp_path):
     methods = [name for name in synthetic_run(tmp_path).heads if name.endswith("_method")]
     assert methods

@@ -125,11 +125,8 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     blocks = []
     if "head_circuits" in run.tables:
         rows = plain_types(run.table("head_circuits")).set_index(HEAD_KEYS)
-        is_centred = rows.pop("is_centred")
-        rows["ov_copying"] = rows["copying"].where(is_centred)
-        uncentred = rows["copying_uncentred"].where(rows["copying_uncentred"] >= -1)  # absent in earlier runs
-        rows["ov_copying_uncentred"] = rows["copying"].mask(is_centred, uncentred)
-        blocks.append(rows.drop(columns=["copying", "copying_uncentred"]).dropna(axis=1, how="all"))
+        copying = {name: f"ov_{name}" for name in ("copying", "copying_uncentred")}
+        blocks.append(rows.drop(columns="is_centred").rename(columns=copying))
     if "head_composition" in run.tables:
         best = strongest_inputs(run)
         wide = best.pivot_table(index=HEAD_KEYS, columns="input", values="excess", observed=True)
