@@ -217,13 +217,10 @@ def strongest_paths(rows: pd.DataFrame, count: int, chance: float | None = None)
     return rows[is_above].nlargest(count, "excess")
 
 
-def chance_score(run: RunTables, model: str, kind: str) -> float | None:
-    """The bound of composition scores of a model by chance, from `composition_null`; None in runs without it."""
-    if "composition_null" not in run.tables:
-        return None
+def chance_score(run: RunTables, model: str, kind: str) -> float:
+    """The bound of composition scores of a model by chance, from `composition_null`."""
     rows = run.table("composition_null")
-    values = rows.loc[(rows["model"] == model) & (rows["input"] == kind), "bound"]
-    return None if values.empty else float(values.iloc[0])
+    return float(rows.loc[(rows["model"] == model) & (rows["input"] == kind), "bound"].iloc[0])
 
 
 def rows_of_head(run: RunTables, table: str, model: str, layer: int, head: int) -> pd.DataFrame:

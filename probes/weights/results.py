@@ -125,7 +125,7 @@ def _composition_results(run: Run, label: str) -> Iterator[Result]:
                 "largest_by_chance": {} if paths else _excess_by_path(largest),
                 "random": float(largest["baseline"].iloc[0]),
                 "chance": chance,
-                "above": None if chance is None else int((of_kind["score"] > chance).sum()),
+                "above": int((of_kind["score"] > chance).sum()),
             },
         )
 
