@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from headscope.positions.model import Model
-from probes.detectors.run import detector_scores, repeated_random_tokens
+from probes.detectors.run import repeated_random_tokens, sequence_scores
 
 
 def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
@@ -22,5 +22,5 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
     return {
         "detectors: plain forward with logits": lambda: plain(model.module),
         "detectors: plain forward without logits": lambda: plain(model.module.base_model),
-        "detectors": lambda: detector_scores(model, ids, opening_length, period),
+        "detectors": lambda: sequence_scores(model, ids[None], opening_length, period)[0],
     }

@@ -135,16 +135,11 @@ def run_listener(model: Model, ids: Tensor, listener: Callable[[AttentionRecord]
         finite_hidden_states(model, ids.to(model.device).view(-1, ids.shape[-1]))
 
 
-def detector_scores(model: Model, ids: Tensor, opening_length: int, period: int) -> Mapping[str, np.ndarray]:
-    """Scores of every head on ids [opening_length + 2 period], under the model's scheme.
-
-    Returns the columns of table `detectors` from `layer` on.
-    """
-    return sequence_scores(model, ids[None], opening_length, period)[0]
-
-
 def sequence_scores(model: Model, ids: Tensor, opening_length: int, period: int) -> list[Mapping[str, np.ndarray]]:
-    """`detector_scores` of each of B sequences ids [B, L], from one pass."""
+    """Scores of every head on each of B sequences ids [B, opening_length + 2 period], under the model's scheme.
+
+    From one pass. Returns the columns of table `detectors` from `layer` on.
+    """
     detectors = [DetectorScores(model.geometry, opening_length, period) for _ in ids]
     run_listener(model, ids, lambda record: detectors[record.batch_index].update(record))
     return [detector.compute() for detector in detectors]
