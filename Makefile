@@ -34,6 +34,9 @@ types: .venv/ready-dev
 bench: .venv/ready-dev  ## time and memory as ratios to the plain forward pass
 	$(BIN)/headscope bench
 
+bench-%: .venv/ready-dev  ## a developers' benchmark of benchmarks/, such as `make bench-scale` or `make bench-probe ARGS="patching 512"`
+	$(BIN)/python -m benchmarks $* $(ARGS)
+
 paper: .venv/ready  ## say how long it takes, measure the paper's claims (about an hour) and rewrite docs/paper.md
 	$(BIN)/headscope plan headscope/study_files/paper.yaml --timings $(EXAMPLE)
 	$(BIN)/headscope run headscope/study_files/paper.yaml --out runs --resume

@@ -114,8 +114,6 @@ def probe_function(name: str) -> Callable[..., Run]:
 
     def call(*args: Any, **keywords: Any) -> Run:
         for keyword in keywords:
-            if option := options.former_names.get(keyword):
-                raise BadInput(f"option '{keyword}' of '{name}' is now '{option}'")
             if keyword not in signature.parameters:
                 hint = did_you_mean(keyword, signature.parameters)
                 raise TypeError(f"{call.__name__}() has no option '{keyword}'{hint}")

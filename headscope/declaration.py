@@ -29,7 +29,6 @@ PLACES: Mapping[str, str] = {
     "page_cards": "cards.page_cards",
     "head_explorer": "head_trials.trial_blocks",
     "similar_heads": "similarity.similar_heads",
-    "bench": "bench.benchmark_variants",
 }
 """Every part, and where it is in the package of a probe: module and name; {} is the name of its class. A name in
 capitals and a class are the part themselves, a function is called."""

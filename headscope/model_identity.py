@@ -1,12 +1,12 @@
 """The identity of a model: everything that determines what a forward pass computes, as plain data.
 
 `Model.identity` computes it, run.json stores it under `identity`, and `ModelIdentity.compare` is the only
-comparison of two models in headscope. This module needs no torch. Runs of earlier versions recorded less: a comparison
+comparison of two models in headscope. This module needs no torch. A run may record less: a comparison
 lists the fields that one of the two models lacks as unknown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -188,8 +188,6 @@ class ModelIdentity:
     geometry: Mapping[str, Any] | None = None
     hooks: tuple[str, ...] | None = None
     contexts: tuple[str, ...] | None = None
-    configuration_digest: str | None = field(default=None, compare=False)
-    """Digest that older runs have instead of the configuration itself, with the kind of its source."""
 
     def to_dict(self) -> dict[str, Any]:
         """The entry `identity` of a model in run.json, without the fields that the model's entry already has."""
@@ -198,8 +196,8 @@ class ModelIdentity:
         return {"weights": self.weights.to_dict(), **values, **lists}
 
     @classmethod
-    def from_manifest(cls, entry: Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> "ModelIdentity":
-        """The identity of a model's entry in run.json; `inputs` are the run's digests of its inputs."""
+    def from_manifest(cls, entry: Mapping[str, Any]) -> "ModelIdentity":
+        """The identity of a model's entry in run.json."""
         identity = entry.get("identity") or {}
         return cls(
             WeightDigests.from_record(identity.get("weights"), entry.get("weights_sha256")),
@@ -213,7 +211,6 @@ class ModelIdentity:
             entry.get("geometry"),
             None if "hooks" not in identity else tuple(identity["hooks"]),
             None if "contexts" not in identity else tuple(identity["contexts"]),
-            entry.get("configuration_digest") or recorded_configuration(entry, inputs or {}),
         )
 
     def compare(self, other: "ModelIdentity") -> Comparison:
@@ -234,24 +231,11 @@ class ModelIdentity:
                 differences += _difference(name, noun, own, others)
             elif own is not None and others is not None:
                 differences += _differing_entries(noun, own, others)
-            elif name == "configuration" and self._has_other_configuration(other):
-                differences.append(noun)
             else:
                 unknown.append(noun)
         if self.hooks and self.hooks == other.hooks:
             unknown.append("tensors that their hooks use")
         return Comparison(tuple(differences), tuple(unknown), agreement)
-
-    def _has_other_configuration(self, other: "ModelIdentity") -> bool:
-        own, others = self.configuration_digest, other.configuration_digest
-        return own is not None and others is not None and own[:4] == others[:4] and own != others
-
-
-def recorded_configuration(entry: Mapping[str, Any], inputs: Mapping[str, str]) -> str | None:
-    """The digest of a model's configuration among the inputs of its run, with its kind: of a file, or of an object."""
-    digest = inputs.get(f"the configuration of '{entry.get('label')}'")
-    kind = "object" if f"the positions of '{entry.get('label')}'" in inputs else "file"
-    return digest and f"{kind}:{digest}"
 
 
 def _difference(name: str, noun: str, own: Any, others: Any) -> list[str]:

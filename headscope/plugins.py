@@ -110,10 +110,6 @@ def report_broken(error: BrokenProbe) -> None:
         log.debug("headscope: the error of this part", exc_info=error.__cause__)
 
 
-_OLD_PARTS = {"findings": "results", "head_findings": "head_results"}
-"""Parts of earlier versions of the declaration, and what replaces them."""
-
-
 def _load_declaration(entry: EntryPoint) -> Declaration | None:
     try:
         probe = entry.load()
@@ -135,8 +131,6 @@ def _known_names(declaration: type[Declaration]) -> list[str]:
 
 
 def _unknown_part(name: str, known: Sequence[str]) -> str:
-    if name in _OLD_PARTS:
-        return f"'{name}' was replaced by '{_OLD_PARTS[name]}' in API_VERSION 3. Yield results instead of sentences"
     return f"unknown part '{name}'{did_you_mean(name, known)}. Begin the names of helpers with an underscore"
 
 

@@ -36,7 +36,7 @@ class Probe(Declaration, _Parts):
     """Base class of the declaration of one analysis.
 
     A subclass sets `name`, `title`, `summary` and `parts`, or overrides the methods of the parts that it has. Only
-    `runner` and `bench` may import torch. A part is imported when it is used, so that reading a declaration is fast.
+    `runner` may import torch. A part is imported when it is used, so that reading a declaration is fast.
     Names of helper methods and attributes begin with an underscore; any other name that Probe lacks is refused. The
     types below are exported by `headscope.plugin_api`.
     """

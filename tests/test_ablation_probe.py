@@ -28,8 +28,6 @@ from headscope.models.loading import load_tokenizer
 from headscope.rendering import assembly
 from headscope.rendering.run_results import warning_lines
 from headscope.results.words import headline, sentence, what_decides
-from headscope.runs.arrow import add_absent_columns
-from headscope.runs.columns import all_tables
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study import runner
@@ -289,12 +287,6 @@ def test_named_heads_are_judged_against_random_heads_on_the_same_prompts(
     assert result.details["named_low"] < np.mean(named) < result.details["named_high"]
     assert_names(headline(result), verdict)
     assert (verdict == "inconclusive") == bool(what_decides(result))
-
-
-def test_sets_of_older_runs_have_no_control() -> None:
-    declared = all_tables()["ablation_sets"]
-    stored = declared.arrow.empty_table().drop_columns("draw")
-    assert add_absent_columns(declared, stored).schema.names == declared.arrow.names
 
 
 def test_all_heads_of_a_layer_have_no_control(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The bench of bfloat16: one row per table, with the rounding error relative to the sampling error."""
+"""The command `bench`: measuring beside the plain forward pass."""
 
 import json
 import os
@@ -7,24 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from support import families
-from support.prompt_pairs import LENGTH, random_pair
-from support.refusals import assert_names, refuses
+import torch
+from support.refusals import assert_names
 from support.tiny_studies import save_checkpoint
-from torch import Tensor
-from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 from typer.testing import CliRunner
 
-import headscope as hs
-from headscope.bench import comparison, lens, rounding, scale, variants
+from headscope.bench import measuring
 from headscope.cli import app as cli
-from headscope.cli import bench
-from headscope.errors import BadInput, ResourceMissing
-from headscope.positions.model import Model
-from headscope.prompts.texts import TokenDocument
-from headscope.study import ray_engine
 
 
 @pytest.fixture(scope="module")
@@ -32,218 +22,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_checkpoint(Path(tmp_path_factory.mktemp("bench")) / "tiny"))
 
 
-@pytest.fixture(autouse=True)
-def texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Documents of random tokens: the checkpoint has no real vocabulary."""
-
-    def random_documents(source: str, tokenizer: Any, docs: int, length: int) -> list[TokenDocument]:
-        rng = np.random.default_rng(0)
-        return [TokenDocument(f"{doc}", rng.integers(3, 120, length).tolist()) for doc in range(docs)]
-
-    monkeypatch.setattr(rounding, "load_token_documents", random_documents)
+@pytest.mark.slow
+def test_bench_compares_measuring_with_the_plain_pass(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    monkeypatch.setattr(measuring, "document_tokens", lambda model, length: torch.arange(length) % 120)
+    arguments = ["bench", "--model", folder, "--length", "64", "--repeats", "1", "--device", "cpu"]
+    result = CliRunner().invoke(cli.app, [*arguments, "--json"])
+    output = json.loads(result.output.splitlines()[-1])
+    assert output["machine"] == measuring.describe_machine()
+    calls = [measuring.PLAIN, measuring.SAMPLED_STATISTICS, measuring.EXACT_STATISTICS, measuring.ALL_MEASURES]
+    assert [row["what"] for row in output["rows"]] == calls
+    assert output["rows"][0]["ratio"] == 1
+    assert all(row["length"] == 64 and row["ratio"] > 0 and row["peak_ratio"] > 0 for row in output["rows"])
+    words = " ".join(CliRunner().invoke(cli.app, arguments).output.split())
+    assert all(word in words for word in (output["machine"], "plain", "sampled", "exact", "ratio", "peak MiB"))
 
 
 @pytest.mark.slow
-def test_bfloat16_rows_have_ratio_and_error(folder: str) -> None:
-    rows = rounding.compare_bfloat16(folder, 64)
-    assert [row["table"] for row in rows] == [f"{table} in bfloat16" for table in variants.TABLES]
-    for row in rows:
-        assert row["ratio"] > 0
-        assert 1e-5 < row["error"] < 0.5
-        assert row["error_over_sampling"] > 0
-
-
-@pytest.mark.slow
-def test_error_is_relative_to_the_standard_error_over_documents(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With synthetic columns: an exact statistic, one with a 10 % error, a key, a frequency and a standard error."""
-    document_sums: list[float] = []
-
-    def synthetic_columns(model: Model, ids: Tensor, tables: list[str], rows: int) -> dict[str, dict[str, Any]]:
-        document_sum = float(ids.sum())
-        if document_sum not in document_sums:
-            document_sums.append(document_sum)
-        document = document_sums.index(document_sum)
-        is_bfloat16 = model.module.dtype.itemsize == 2
-        value = np.array([1.0, 2.0]) + [0.0, 0.2, 0.4, 0.6][document]
-        columns = {
-            "layer": np.array([0, 1]),
-            "theta": np.array([1.0, 2.0 + is_bfloat16]),
-            "mean_abs_se": np.array([0.1, 0.1 + is_bfloat16]),
-            "exact": value,
-            "off": value * (1.1 if is_bfloat16 else 1.0),
-        }
-        return dict.fromkeys(tables, columns)
-
-    monkeypatch.setattr(rounding, "measure_tokens", synthetic_columns)
-    rows = rounding.compare_bfloat16(folder, 64)
-    means, standard_error = np.array([1.3, 2.3]), np.std([0.0, 0.2, 0.4, 0.6], ddof=1) / 2
-    for row in rows:
-        assert row["error"] == 0.05  # the median of 0, 0, 0.1 and 0.1
-        expected = 0.1 * np.sqrt((means**2).mean()) / standard_error
-        assert row["error_over_sampling"] == pytest.approx(expected, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("worst", "relation"),
-    [(0.08, "smaller"), (3.0, "larger")],
-)
-def test_bench_reports_bfloat16_only_on_cpus_that_compute_in_it(
-    monkeypatch: pytest.MonkeyPatch, worst: float, relation: str
-) -> None:
-    row = {"table": "nll in bfloat16", "ratio": 0.45, "error": 0.002, "error_over_sampling": worst}
-    plain_row = {"what": variants.PLAIN, "ratio": 1.0}
-    monkeypatch.setattr(variants, "compare_variants", lambda *_: iter([[plain_row]]))
-    monkeypatch.setattr(rounding, "compare_bfloat16", lambda *_: [row])
-    for has_bfloat16 in (True, False):
-        monkeypatch.setattr(rounding, "has_bfloat16", lambda value=has_bfloat16: value)
-        result = CliRunner().invoke(cli.app, ["bench"])
-        assert result.exit_code == 0, result.output
-        assert ("nll in bfloat16" in result.output) == has_bfloat16
-        assert ({f"{worst:g}", relation} <= {*result.output.split()}) == has_bfloat16
-        rows = json.loads(CliRunner().invoke(cli.app, ["bench", "--json"]).output.splitlines()[-1])["rows"]
-        errors = [json_row.get("error_over_sampling") for json_row in rows]
-        assert errors == ([None, worst] if has_bfloat16 else [None])
-
-
-def test_bench_shows_bounds_and_the_ratios_of_an_earlier_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    rows = [
-        {"length": 4096, "what": variants.PLAIN, "ratio": 1.0},
-        {"length": 4096, "what": variants.EXACT_STATISTICS, "ratio": 1.321},
-    ]
-    monkeypatch.setattr(variants, "compare_variants", lambda *_: iter([rows]))
-    monkeypatch.setattr(rounding, "has_bfloat16", lambda: False)
-    earlier = tmp_path / "earlier.json"
-    earlier.write_text(CliRunner().invoke(cli.app, ["bench", "--json"]).output)
-    rows[1]["ratio"] = 1.212
-    output = CliRunner().invoke(cli.app, ["bench", "--compare", str(earlier)]).output
-    assert json.loads(earlier.read_text().splitlines()[-1])["date"] in output
-    assert {"1.212", "1.25", "1.321"} <= {*output.split()}
-
-
-def test_bench_looks_for_transformer_lens_before_it_measures(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
-    monkeypatch.setitem(sys.modules, "transformer_lens.model_bridge", None)
-    monkeypatch.setattr(variants, "load", lambda spec, **_: pytest.fail("a model was opened"))
-    with refuses(ResourceMissing, "pip install 'headscope[lens]'", "--lens-length 0"):
-        next(variants.compare_variants(folder, 64, 1, 64, {}))
-
-
-def test_bench_of_engines_looks_for_ray_before_it_measures(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
-    monkeypatch.setattr(variants, "run_study", lambda *_, **__: pytest.fail("a study was run"))
-    monkeypatch.setattr(ray_engine.importlib.util, "find_spec", lambda name: None)
-    with refuses(ResourceMissing, "pip install 'headscope[ray]'"):
-        variants.compare_engines(folder, 64)
-
-
-def test_bench_compares_with_transformer_lens_by_default_only_if_it_is_installed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lengths: list[int] = []
-    row = {"what": variants.PLAIN, "ratio": 1.0}
-
-    def compare_variants(spec: str, length: int, repeats: int, lens_length: int, probes: Any, device: str) -> Any:
-        lengths.append(lens_length)
-        yield [row]
-
-    monkeypatch.setattr(variants, "compare_variants", compare_variants)
-    monkeypatch.setattr(rounding, "has_bfloat16", lambda: False)
-    for is_installed, arguments in ((True, []), (False, []), (False, ["--lens-length", "64"])):
-        monkeypatch.setattr(bench, "find_spec", lambda name, value=is_installed: value or None)
-        result = CliRunner().invoke(cli.app, ["bench", *arguments])
-        assert result.exit_code == 0
-        assert ("pip install 'headscope[lens]'" in result.stdout) == (not is_installed and not arguments)
-    assert lengths == [1024, 0, 64]
-
-
-@pytest.mark.slow
-def test_bench_patches_the_same_layers_in_transformer_lens_and_in_headscope() -> None:
-    """Both sides return the same metrics, so their times are of the same work."""
-    model, other = (hs.load(families.MEASURABLE["llama-gqa"]()) for _ in range(2))
-    bridge = build_bridge_from_module(other.module, type(other.module).__name__, hf_config=other.module.config)
-    theirs, ours = (call() for call in lens.layer_patching_calls(model, bridge, random_pair()).values())
-    assert len(ours) == 3 * lens.PATCHED_LAYERS * LENGTH
-    assert ours == pytest.approx(theirs, abs=1e-4)
-    assert np.ptp(ours) > 1e-2
-
-
-def test_bench_prints_what_it_measured_before_a_later_table_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {"what": variants.PLAIN, "ratio": 1.0}
-
-    def compare_variants(*_: Any) -> Any:
-        yield [row]
-        raise BadInput("no memory is left")
-
-    monkeypatch.setattr(variants, "compare_variants", compare_variants)
-    result = CliRunner().invoke(cli.app, ["bench", "--json"])
-    assert isinstance(result.exception, BadInput)
-    assert json.loads(result.stdout.splitlines()[-1])["rows"] == [row]
-
-
-@pytest.mark.parametrize("content", [None, "", "[1]", '{"rows": 5, "date": 1, "machine": 2}'])
-def test_bench_refuses_other_files(content: str | None, tmp_path: Path, headscope: Any) -> None:
-    file = tmp_path / "earlier.json"
-    if content is not None:
-        file.write_text(content)
-    code, out, err = headscope("bench", "--compare", file)
-    assert (code, out) == (2 if content is not None else 3, "")
-    assert_names(err, "headscope bench --json", f"'{file}'")
-    assert err.count("\n") == 1
-
-
-def test_bench_of_scale_shows_ratios_at_twice_the_size_with_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(step: str, size: int, _: Path) -> dict[str, float]:
-        return {"seconds": size / 10, "megabytes": 100.0}
-
-    monkeypatch.setattr(scale, "_run_step", measure)
-    rows = [row for table in scale.compare_growth() for row in table]
-    assert [row["step"] for row in rows] == [*scale.STEPS]
-    assert {(row["time_ratio"], row["memory_ratio"]) for row in rows} == {(2.0, 1.0)}
-    assert {(row["time_bound"], row["memory_bound"]) for row in rows} == {(2.3, 1.2)}
-    assert "rows of a head" in CliRunner().invoke(cli.app, ["bench", "--scale"]).output
-
-
-def test_a_step_of_the_bench_of_scale_measures_itself(tmp_path: Path) -> None:
-    clock = scale.Clock()
-    scale.STEPS["list of runs"](3, tmp_path, clock)
-    assert clock.measured["seconds"] > 0
-    assert clock.measured["megabytes"] >= 0
-
-
-@pytest.mark.slow
-def test_steps_of_the_bench_of_scale_share_a_folder_and_measure_their_own_memory(tmp_path: Path) -> None:
-    """A process that measures begins with a larger parent, whose memory must not count."""
-    ballast = np.ones(100_000_000)
-    steps = [scale._run_step(step, 1, tmp_path) for step in ("report", "first head page")]
-    assert all(0 < step["megabytes"] < ballast.nbytes / 1e6 for step in steps)
-
-
-SMALL_SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 300,
-}
-
-
-@pytest.mark.slow
-def test_bench_of_a_shape_needs_no_checkpoint_and_no_plotly() -> None:
-    """Nor does it need an example run. In a process of its own, where plotly cannot be imported."""
+def test_bench_needs_no_plotly(folder: str) -> None:
+    """In a process of its own, where plotly cannot be imported."""
     code = f"""
 import sys
 sys.modules["plotly"] = None
-from headscope.bench import shapes
-shapes.SHAPES["tiny"] = {SMALL_SHAPE}
+import torch
+from headscope.bench import measuring
+measuring.document_tokens = lambda model, length: torch.arange(length) % 120
 from typer.testing import CliRunner
 from headscope.cli.app import app
-result = CliRunner().invoke(app, "bench --shape tiny --length 64 --repeats 1 --device cpu".split())
+result = CliRunner().invoke(app, "bench --model {folder} --length 64 --repeats 1 --device cpu".split())
 assert result.exit_code == 0, result.output + repr(result.exception)
-print(result.output)
 """
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
     assert output.returncode == 0, output.stderr[-2000:]
-    words = " ".join(output.stdout.split())
-    assert all(word in words for word in ("plain", "sampled", "exact", "ratio", "peak MiB"))
 
 
 def test_selfcheck_prints_its_table_without_plotly() -> None:
@@ -251,24 +60,7 @@ def test_selfcheck_prints_its_table_without_plotly() -> None:
     assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--shape", "llama-9b"], ("'llama-9b'", "llama-8b", "smollm2-135m")),
-        (["--shape", "llama-8b", "--engine"], ("--dash", "--engine", "--scale", "--shape")),
-        (["--shape", "llama-8b", "--model", "other"], ("--shape", "--model", "--lens-length")),
-        (["--scale", "--dash"], ("--dash", "--engine", "--scale", "--shape")),
-        (["--device", "tpu"], ("device", "'tpu'")),
-    ],
-)
-def test_bench_refuses_unknown_shapes_and_devices(arguments: list[str], named: tuple[str, ...], headscope: Any) -> None:
-    code, _, err = headscope("bench", *arguments)
+def test_bench_refuses_unknown_devices(headscope: Any) -> None:
+    code, _, err = headscope("bench", "--device", "tpu")
     assert code == 2
-    assert_names(err, *named)
-
-
-def test_a_gpu_has_bounds_of_its_own() -> None:
-    rows = [{"what": variants.EXACT_STATISTICS, "length": length} for length in (4096, 8192)]
-    assert [row.get("bound") for row in comparison.add_bounds(rows)] == [1.25, None]
-    assert [row.get("bound") for row in comparison.add_bounds(rows, True, "llama-8b")] == [None, 1.4]
-    assert [row.get("bound") for row in comparison.add_bounds(rows, True)] == [None, None], "of another model"
+    assert_names(err, "device", "'tpu'")

@@ -28,7 +28,8 @@ from headscope.forward.capture import capturing
 from headscope.positions.model import load
 
 COMPAT = ROOT / "headscope" / "compat"
-LIBRARIES = sorted(file.stem for file in COMPAT.glob("*.py") if file.stem not in ("__init__", "library_name"))
+LIBRARIES = sorted(file.stem for file in COMPAT.glob("*.py") if file.stem not in ("__init__", "library_name", "dash"))
+"""Libraries with names that must exist; without those of Dash, all components are imported."""
 HEAVY = ("lm_eval", "ray", "transformer_lens")
 FOREIGN = {
     *LIBRARIES,

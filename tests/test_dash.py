@@ -16,6 +16,7 @@ from support.example_probes import Broken, Foreign, Late, Torn, WithoutTab, With
 from support.refusals import assert_names, refuses
 from support.synthetic_runs import synthetic_run
 
+from benchmarks.synthetic_run import synthetic_manifest
 from dashboards import export
 from dashboards.app import _describe_opened_run, create_app
 from dashboards.controls import RANK_LINE_OPTIONS, build_controls
@@ -26,7 +27,6 @@ from dashboards.run_store import current_store
 from dashboards.tabs import tab_bar, visible_sections
 from dashboards.view_state import FILTER_PARAMETERS, ViewState, parse_head, parse_query
 from headscope import plugins
-from headscope.bench.synthetic_run import synthetic_manifest
 from headscope.errors import BadInput, BrokenProbe
 from headscope.heads import HeadSet
 from headscope.probe import Probe

@@ -33,7 +33,7 @@ from headscope.runs.run import Run
 from headscope.runs.summary import model_table
 from headscope.study.config import build_study
 from probes.detectors import PROBE, report, results
-from probes.detectors.run import detector_scores, repeated_random_tokens
+from probes.detectors.run import repeated_random_tokens, sequence_scores
 from probes.detectors.scores import TARGETS
 
 PERIOD = 20
@@ -128,7 +128,7 @@ def test_heads_without_preference_score_chance(window: int | None) -> None:
 def test_scores_of_every_family_equal_those_of_eager_weights(family: str) -> None:
     model = headscope.load(families.MEASURABLE[family](), device="cpu")
     ids, opening = repeated_random_tokens(tokenizer(), PERIOD, (0,))
-    columns = detector_scores(model, torch.from_numpy(ids), opening, PERIOD)
+    columns = sequence_scores(model, torch.from_numpy(ids)[None], opening, PERIOD)[0]
     _, layers = eager_reference.eager_qk(model.module, torch.from_numpy(ids)[None])
     for layer, record in enumerate(layers):
         window = model.geometry.windows[layer]
@@ -152,7 +152,9 @@ def test_random_tiny_models_score_near_chance() -> None:
     table = pd.DataFrame([])
     for sequence in range(3):
         ids, opening = repeated_random_tokens(tokenizer(), PERIOD, (sequence,))
-        table = pd.concat([table, pd.DataFrame(detector_scores(model, torch.from_numpy(ids), opening, PERIOD))])
+        table = pd.concat(
+            [table, pd.DataFrame(sequence_scores(model, torch.from_numpy(ids)[None], opening, PERIOD)[0])]
+        )
     assert (table["score"] / table["chance"]).between(0.8, 1.25).all()
 
 
@@ -161,7 +163,7 @@ def test_scores_of_smollm2_equal_those_of_eager_weights(smollm2: Model) -> None:
     period = 80
     ids, opening = repeated_random_tokens(smollm2.tokenizer, period, (0,))
     assert (len(ids), opening) == (2 * period, 0)
-    columns = detector_scores(smollm2, torch.from_numpy(ids), opening, period)
+    columns = sequence_scores(smollm2, torch.from_numpy(ids)[None], opening, period)[0]
     _, layers = eager_reference.eager_qk(smollm2.module, torch.from_numpy(ids)[None])
     visible = eager_reference.visible(2 * period)
     errors = [
@@ -188,7 +190,7 @@ def test_scores_of_smollm2_equal_those_of_transformer_lens(smollm2: Model) -> No
             ids[None], names_filter=lambda name: name.endswith("hook_pattern"), remove_batch_dim=True
         )
     lens.to_tokens = lambda *_, **__: ids[None]  # detect_head accepts only text
-    table = pd.DataFrame(detector_scores(smollm2, ids, 0, period))
+    table = pd.DataFrame(sequence_scores(smollm2, ids[None], 0, period)[0])
     kinds = {"previous": "previous_token_head", "duplicate": "duplicate_token_head", "induction": "induction_head"}
     for kind, name in kinds.items():
         lens_scores = head_detector.detect_head(lens, "", name, cache=cache).double().numpy()

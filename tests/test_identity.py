@@ -275,11 +275,11 @@ def test_finding_of_equal_weights_names_what_else_differs(text: str, tmp_path: P
     assert_names("; ".join(different.details["differences"]), "rope_parameters.rope_theta", "10000.0", "500000.0")
     one, other = (measure({"m": str(tmp_path / name)}, text, tmp_path) for name in "ab")
     assert len(combine_runs([one, other]).models) == 2
-    for entry in run.manifest["models"]:  # as earlier versions wrote it
+    for entry in run.manifest["models"]:  # which a run need not record
         del entry["identity"]
     old = equal_models(run)
-    assert [(*pair[:2], pair[2].differences) for pair in old] == [("a", "copy", ()), ("a", "b", ("configuration",))]
-    assert "weights beyond bfloat16" in old[0][2].unknown
+    assert [(*pair[:2], pair[2].differences) for pair in old] == [("a", "copy", ()), ("a", "b", ())]
+    assert {"weights beyond bfloat16", "configuration"} <= {*old[0][2].unknown} & {*old[1][2].unknown}
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ from headscope.runs.run_tables import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
-from probes.circuit.analysis import describe_complement
 from probes.influence.run import head_influence
 from probes.needle import ablation as needle_ablation
 
@@ -246,10 +245,6 @@ def test_a_circuit_has_means_over_prompts_and_refuses_a_bare_mean(folder: Path, 
     for kind in ("mean", MEAN_OF_TEXT, MEAN_OF_DOCUMENT):
         with refuses(BadOption, "complement", f"'{kind}'", "mean:prompts"):
             run_study(folder, tmp_path, circuit={**block, "complement": kind})
-
-
-def test_circuits_of_earlier_runs_have_their_complement_in_sentences() -> None:
-    assert describe_complement("mean") == describe_complement("mean:prompts")
 
 
 def test_the_playground_takes_the_mean_of_ablated(folder: Path, model: Model) -> None:

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from support.refusals import assert_names
 
-from headscope.bench.synthetic_run import synthetic_manifest
+from benchmarks.synthetic_run import synthetic_manifest
 from headscope.effects.sweep import effects_table
 from headscope.results.result import Result
 from headscope.results.words import sentence

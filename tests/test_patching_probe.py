@@ -9,20 +9,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import false_discovery_control
-from support import families
 from support.refusals import assert_names
 from support.synthetic_runs import synthetic_run
 from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_checkpoint, tokenizer
 
 import headscope as hs
-from headscope.bench.timing import time_calls
 from headscope.effects.sweep import effects_table
 from headscope.errors import Interrupted
 from headscope.heads import HeadSet
 from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import PairRuns, patched_units
 from headscope.interventions.units import Unit
-from headscope.models.loading import load_tokenizer
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly
 from headscope.runs.aggregation import adjust_p_values
@@ -31,7 +28,7 @@ from headscope.runs.run_tables import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
-from probes.patching import analysis, bench, plots, report
+from probes.patching import analysis, plots, report
 from probes.patching.effects import MIN_DIFFERENCE, effect_columns
 from probes.patching.pairs import pair_metrics, pairs_usable_in_all_models
 from probes.patching.results import head_results, overview, results
@@ -250,18 +247,6 @@ def test_a_named_span_is_patched_as_its_positions_are(folder: Path, tmp_path: Pa
     assert {"subject", "end", "last"} == {
         result.where["span"] for result in results(run) if result.question == "patching.span"
     }
-
-
-@pytest.mark.slow
-def test_bench_times_all_estimates_and_some_exact_patches_with_their_bounds() -> None:
-    model = hs.load(families.build("llama", {"vocab_size": 49152}), tokenizer=load_tokenizer("smollm2-135m"))
-    rows = time_calls(24, bench.benchmark_variants(model, 24), 1, model.device, warm_up=False)
-    plain, estimate, exact, layers = (row["what"] for row in rows)
-    assert plain == "plain forward with logits"
-    assert estimate.endswith("all heads estimated (bound: 5)")
-    assert exact.endswith("12 heads patched exactly, 3 evenly spaced layers (bound: 7.2)")
-    assert layers.endswith("3 layers, resid_pre, attn_out, mlp_out patched exactly (bound: 9)")
-    assert all(row["ratio"] > 0 for row in rows)
 
 
 @pytest.mark.slow

@@ -347,7 +347,7 @@ def install_broken(folder: Path, declaration: str) -> Path:
         ),
         (
             "def findings(self, run):\n    return ()",
-            ("'declaration'", "TypeError", "'findings'", "'results'", "API_VERSION 3"),
+            ("'declaration'", "TypeError", "'findings'"),
         ),
         ("def chart(self, context):\n    return ()", ("'chart'", "'charts'")),
         ("def options(self):\n    import gone", ("'options'", "ModuleNotFoundError", "'gone'")),

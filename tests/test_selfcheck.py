@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import headscope as hs
 from headscope.attention.kernel import AttentionVariant
-from headscope.bench.rounding import precision_differences
+from headscope.bench.precision import precision_differences
 from headscope.cli import app as cli
 from headscope.errors import BadInput
 from headscope.forward import selfcheck

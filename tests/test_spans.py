@@ -32,7 +32,7 @@ from headscope.run import Run
 from headscope.runs.aggregation import confidence_interval, plain_types
 from headscope.study.config import build_study
 from probes.spans import report, results
-from probes.spans.analysis import head_scores, prompt_scores, shown_pairs, span_means
+from probes.spans.analysis import head_scores, shown_pairs, span_means
 from probes.spans.layout import named_spans
 from probes.spans.pair_explorer import pair_page
 
@@ -112,7 +112,8 @@ def test_attention_tracker_is_the_mean_mass_from_the_last_token_to_the_instructi
     heads = [(int(n) // families.HEADS, int(n) % families.HEADS) for n in order]
     focus = torch.stack([attention[:, layer, head] for layer, head in heads]).mean(0)
     assert shown_pairs(run)["base"] == ("last", "instruction")
-    np.testing.assert_allclose(prompt_scores(run, "base", heads), focus, atol=1e-6)
+    scores = head_scores(run, "base").droplevel("kv_group").loc[heads]
+    np.testing.assert_allclose(scores.mean(), focus, atol=1e-6)
 
 
 def test_lookback_lens_ratios_equal_the_published_formula(run: Run, alphas: list[torch.Tensor]) -> None:

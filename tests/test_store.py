@@ -18,7 +18,7 @@ from support.refusals import assert_names, refuses
 from support.small_runs import CELLS, CONFIG, contents, interrupted, rows, study
 from support.synthetic_runs import synthetic_run
 
-from headscope.bench.synthetic_run import synthetic_manifest
+from benchmarks.synthetic_run import synthetic_manifest
 from headscope.errors import BadInput, BadRun, CannotWrite
 from headscope.results.collection import all_results
 from headscope.run import Run
@@ -255,20 +255,15 @@ def test_a_table_of_a_later_minor_format_is_named_by_validate(tmp_path):
     assert note.details["tables"] == ["novel"]
 
 
-def test_work_that_was_stored_before_a_column_existed_is_committed_with_its_declared_value(tmp_path, monkeypatch):
+def test_work_that_was_stored_before_a_column_existed_is_refused(tmp_path, monkeypatch):
     old = all_tables()["nll"]
-    new = Table(
-        old.name, old.meaning, (*old.columns, Column("spread", "value", "", "spread of the loss", absent=np.nan))
-    )
+    new = Table(old.name, old.meaning, (*old.columns, Column("spread", "value", "", "spread of the loss")))
     with RunWriter.open(tmp_path, "test", {}) as run_writer:
         run_writer.add("before", {"nll": rows(CELLS[0])["nll"]})
         monkeypatch.setattr(writer, "all_tables", lambda: all_tables() | {"nll": new})
-        monkeypatch.setattr("headscope.runs.run_tables.all_tables", lambda: all_tables() | {"nll": new})
         run_writer.add("after", {"nll": rows(CELLS[1])["nll"] | {"spread": 0.5}})
-        run = run_writer.commit(["before", "after"], synthetic_manifest(("base",)))
-    values = run.table("nll")["spread"]
-    assert set(values.dropna()) == {0.5}
-    assert 0 < values.isna().sum() < len(values)
+        with refuses(BadRun, run_writer.partial_path, "'spread'"):
+            run_writer.commit(["before", "after"], synthetic_manifest(("base",)))
 
 
 def test_other_config_does_not_continue_an_unfinished_run(tmp_path):

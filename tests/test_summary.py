@@ -9,7 +9,7 @@ from support.refusals import refuses
 from support.synthetic_rows import ROWS
 from support.synthetic_runs import synthetic_run
 
-from headscope.bench.synthetic_run import synthetic_manifest
+from benchmarks.synthetic_run import synthetic_manifest
 from headscope.bins import bin_center, in_last_octave, position_bin_edges, visible_bin_edges
 from headscope.errors import BadInput
 from headscope.runs import summary
@@ -235,15 +235,6 @@ def test_every_column_of_the_wide_table_is_described(tmp_path):
     assert set(statistics()) - elsewhere == stems
     assert statistic("ess2_1024").label == "effective length at 1,024"
     assert statistic("influence_freq_method").label == f"{statistic('influence_freq').label}, method"
-
-
-@pytest.mark.slow
-def test_copying_scores_of_runs_without_centring_have_a_described_column_of_their_own(tmp_path):
-    run = synthetic_run(tmp_path)
-    run._frames["head_circuits"] = run.table("head_circuits").assign(is_centred=False)
-    assert "ov_copying" not in run.heads
-    assert run.heads["ov_copying_uncentred"].notna().any()
-    assert statistic("ov_copying_uncentred").meaning != statistic("ov_copying").meaning
 
 
 @pytest.mark.slow

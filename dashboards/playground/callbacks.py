@@ -2,7 +2,8 @@
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,91 @@ def register_callbacks(app: Dash) -> None:
     """Register all callbacks of the playground."""
     _register_prompt(app)
     _register_results(app)
+    _register_in_browser(app)
+
+
+def _register_prompt(app: Dash) -> None:
+    app.callback(
+        Output("playground-prediction", "data"),
+        Output("playground-message", "children"),
+        Output("playground-continuation", "children", allow_duplicate=True),
+        Output("playground-all-heads", "children", allow_duplicate=True),
+        Input("playground-run", "n_clicks"),
+        State("playground-prompt", "value"),
+        State("playground-heads", "value"),
+        State("playground-kind", "value"),
+        State("playground-count", "value"),
+        TOKEN,
+        running=[(Output("playground-run", "loading"), True, False)],
+        prevent_initial_call="initial_duplicate",
+    )(_predict)
+    app.callback(
+        Output("playground-kept", "children"),
+        Input("playground-keep", "n_clicks"),
+        State("playground-prediction", "data"),
+        State("playground-next-token", "value"),
+        TOKEN,
+        running=[(Output("playground-keep", "loading"), True, False)],
+        prevent_initial_call=True,
+    )(_keep)
+    app.callback(
+        Output("playground-message", "children", allow_duplicate=True),
+        Input("playground-cancel", "n_clicks"),
+        TOKEN,
+        prevent_initial_call=True,
+    )(_cancel)
+    app.callback(
+        Output("playground-tokens", "children"),
+        Output("playground-next", "children"),
+        Output("playground-layer", "data"),
+        Output("playground-layer", "value"),
+        Output("playground-next-token", "data"),
+        Output("playground-next-token", "value"),
+        Output("playground-results", "hidden"),  # last: no choice is possible before its options are there
+        PREDICTIONS,
+        MODEL,
+        State("playground-layer", "value"),
+        State("playground-next-token", "value"),
+        prevent_initial_call=True,
+    )(_show_predictions)
+
+
+def _register_results(app: Dash) -> None:
+    app.callback(
+        Output("playground-continuation", "children"),
+        Input("playground-drawn", "data"),  # after the attention, because it takes longest
+        TOKEN,
+        prevent_initial_call=True,
+    )(_continue_prompt)
+    app.callback(
+        Output("playground-attention", "data"),
+        Output("playground-attention-message", "children"),
+        Output("playground-head", "data"),
+        Output("playground-head", "value"),
+        PREDICTIONS,
+        MODEL,
+        Input("playground-layer", "value"),
+        State("playground-head", "value"),
+        TOKEN,
+        prevent_initial_call=True,
+    )(_attend)
+    app.callback(
+        Output("playground-all-heads", "children"),
+        PREDICTIONS,
+        MODEL,
+        Input("playground-quantity", "value"),
+        Input("playground-next-token", "value"),
+        Input("playground-patch", "n_clicks"),
+        Input("playground-pair", "data"),
+        State("playground-corrupted", "value"),
+        State("playground-answer", "value"),
+        State("playground-wrong", "value"),
+        TOKEN,
+        prevent_initial_call=True,
+    )(_show_heads)
+
+
+def _register_in_browser(app: Dash) -> None:
     app.clientside_callback(
         ClientsideFunction("playground", "drawAttention"),
         Output("playground-drawn", "data"),
@@ -71,154 +157,87 @@ def register_callbacks(app: Dash) -> None:
     )
 
 
-def _register_prompt(app: Dash) -> None:
-    @app.callback(  # type: ignore[untyped-decorator]
-        Output("playground-prediction", "data"),
-        Output("playground-message", "children"),
-        Output("playground-continuation", "children", allow_duplicate=True),
-        Output("playground-all-heads", "children", allow_duplicate=True),
-        Input("playground-run", "n_clicks"),
-        State("playground-prompt", "value"),
-        State("playground-heads", "value"),
-        State("playground-kind", "value"),
-        State("playground-count", "value"),
-        TOKEN,
-        running=[(Output("playground-run", "loading"), True, False)],
-        prevent_initial_call="initial_duplicate",
-    )
-    def predict(run: int | None, prompt: str, heads: str, kind: str, count: Any, token: str) -> tuple[Any, ...]:
-        """The predictions, without those results of the earlier prompt that are computed later; none after an error."""
-        try:
-            request = parse_request(prompt, heads, kind)
-            step = {"run": run, "request": request, "count": parse_count(count)}
-            predictions = run_task(token, "predict", **request)
-        except HeadscopeError as reason:
-            return None, notice(reason), None, None
-        return step | {"predictions": [prediction.to_json() for prediction in predictions]}, None, None, None
+def _or_notice(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """The callback, which shows why it fails where its result would be."""
 
-    @app.callback(  # type: ignore[untyped-decorator]
-        Output("playground-kept", "children"),
-        Input("playground-keep", "n_clicks"),
-        State("playground-prediction", "data"),
-        State("playground-next-token", "value"),
-        TOKEN,
-        running=[(Output("playground-keep", "loading"), True, False)],
-        prevent_initial_call=True,
-    )
-    def keep(_: int, data: Any, next_token: str, token: str) -> Any:
+    @wraps(callback)
+    def call(*arguments: Any) -> Any:
         try:
-            return store_prompt_as_run(data, next_token, token)
+            return callback(*arguments)
         except HeadscopeError as reason:
             return notice(reason)
 
-    @app.callback(  # type: ignore[untyped-decorator]
-        Output("playground-message", "children", allow_duplicate=True),
-        Input("playground-cancel", "n_clicks"),
-        TOKEN,
-        prevent_initial_call=True,
+    return call
+
+
+def _predict(run: int | None, prompt: str, heads: str, kind: str, count: Any, token: str) -> tuple[Any, ...]:
+    """The predictions, without those results of the earlier prompt that are computed later; none after an error."""
+    try:
+        request = parse_request(prompt, heads, kind)
+        step = {"run": run, "request": request, "count": parse_count(count)}
+        predictions = run_task(token, "predict", **request)
+    except HeadscopeError as reason:
+        return None, notice(reason), None, None
+    return step | {"predictions": [prediction.to_json() for prediction in predictions]}, None, None, None
+
+
+@_or_notice
+def _keep(_: int, data: Any, next_token: str, token: str) -> Any:
+    return store_prompt_as_run(data, next_token, token)
+
+
+@_or_notice
+def _cancel(_: int, token: str) -> Any:
+    authorized_worker(token).cancel()
+    return no_update
+
+
+def _show_predictions(data: Any, model: str, layer: str, next_token: str) -> tuple[Any, ...]:
+    if not data:
+        return (*(no_update,) * 6, True)
+    predictions = [PromptPrediction.from_json(values) for values in data["predictions"]]
+    prediction = next(p for p in predictions if p.model == model)
+    layers = [str(number) for number in prediction.heads_by_layer]
+    options = [{"value": name, "label": display_token(text)} for name, text in prediction.next_texts.items()]
+    return (
+        token_components(prediction),
+        next_token_table(predictions),
+        layers,
+        no_update if layer in layers else layers[0],  # as in `_attend`: a choice made meanwhile must stay
+        options,
+        no_update if next_token in prediction.next_texts else options[0]["value"],
+        False,
     )
-    def cancel(_: int, token: str) -> Any:
-        try:
-            authorized_worker(token).cancel()
-        except HeadscopeError as reason:
-            return notice(reason)
+
+
+@_or_notice
+def _continue_prompt(step: Any, token: str) -> Any:
+    return continuation_list(run_task(token, "continue", **step["request"], count=step["count"]))
+
+
+def _attend(data: Any, model: str, layer: str, head: str, token: str) -> tuple[Any, ...]:
+    if not data:
+        return (no_update,) * 4
+    step = {name: data[name] for name in ("run", "request", "count")}
+    try:
+        weights = run_task(token, "attention", prompt=data["request"]["prompt"], model=model, layer=int(layer))
+    except HeadscopeError as reason:
+        return step, notice(reason), no_update, no_update
+    heads = [str(number) for number in range(len(weights))]
+    picture = attention_picture(weights, data, model, int(layer))
+    # A head clicked meanwhile must stay chosen, so the choice is written only where the layer lacks that head.
+    return step | {"picture": picture}, None, heads, no_update if head in heads else "0"
+
+
+@_or_notice
+def _show_heads(data: Any, model: str, quantity: str, next_token: str, _: int, pair: Any, *rest: str) -> Any:
+    is_other_pair = [*ctx.triggered_prop_ids] == ["playground-pair.data"] and quantity != "pair"
+    if not data or is_other_pair:
         return no_update
-
-    @app.callback(  # type: ignore[untyped-decorator]
-        Output("playground-tokens", "children"),
-        Output("playground-next", "children"),
-        Output("playground-layer", "data"),
-        Output("playground-layer", "value"),
-        Output("playground-next-token", "data"),
-        Output("playground-next-token", "value"),
-        Output("playground-results", "hidden"),  # last: no choice is possible before its options are there
-        PREDICTIONS,
-        MODEL,
-        State("playground-layer", "value"),
-        State("playground-next-token", "value"),
-        prevent_initial_call=True,
-    )
-    def show_predictions(data: Any, model: str, layer: str, next_token: str) -> tuple[Any, ...]:
-        if not data:
-            return (*(no_update,) * 6, True)
-        predictions = [PromptPrediction.from_json(values) for values in data["predictions"]]
-        prediction = next(p for p in predictions if p.model == model)
-        layers = [str(number) for number in prediction.heads_by_layer]
-        options = [{"value": name, "label": display_token(text)} for name, text in prediction.next_texts.items()]
-        return (
-            token_components(prediction),
-            next_token_table(predictions),
-            layers,
-            no_update if layer in layers else layers[0],  # as in `attend`: a choice made meanwhile must stay
-            options,
-            no_update if next_token in prediction.next_texts else options[0]["value"],
-            False,
-        )
-
-
-def _register_results(app: Dash) -> None:
-    @app.callback(  # type: ignore[untyped-decorator]
-        Output("playground-continuation", "children"),
-        Input("playground-drawn", "data"),  # after the attention, because it takes longest
-        TOKEN,
-        prevent_initial_call=True,
-    )
-    def continue_prompt(step: Any, token: str) -> Any:
-        try:
-            return continuation_list(run_task(token, "continue", **step["request"], count=step["count"]))
-        except HeadscopeError as reason:
-            return notice(reason)
-
-    @app.callback(  # type: ignore[untyped-decorator]
-        Output("playground-attention", "data"),
-        Output("playground-attention-message", "children"),
-        Output("playground-head", "data"),
-        Output("playground-head", "value"),
-        PREDICTIONS,
-        MODEL,
-        Input("playground-layer", "value"),
-        State("playground-head", "value"),
-        TOKEN,
-        prevent_initial_call=True,
-    )
-    def attend(data: Any, model: str, layer: str, head: str, token: str) -> tuple[Any, ...]:
-        if not data:
-            return (no_update,) * 4
-        step = {name: data[name] for name in ("run", "request", "count")}
-        try:
-            weights = run_task(token, "attention", prompt=data["request"]["prompt"], model=model, layer=int(layer))
-        except HeadscopeError as reason:
-            return step, notice(reason), no_update, no_update
-        heads = [str(number) for number in range(len(weights))]
-        picture = attention_picture(weights, data, model, int(layer))
-        # A head clicked meanwhile must stay chosen, so the choice is written only where the layer lacks that head.
-        return step | {"picture": picture}, None, heads, no_update if head in heads else "0"
-
-    @app.callback(  # type: ignore[untyped-decorator]
-        Output("playground-all-heads", "children"),
-        PREDICTIONS,
-        MODEL,
-        Input("playground-quantity", "value"),
-        Input("playground-next-token", "value"),
-        Input("playground-patch", "n_clicks"),
-        Input("playground-pair", "data"),
-        State("playground-corrupted", "value"),
-        State("playground-answer", "value"),
-        State("playground-wrong", "value"),
-        TOKEN,
-        prevent_initial_call=True,
-    )
-    def show_heads(data: Any, model: str, quantity: str, next_token: str, _: int, pair: Any, *rest: str) -> Any:
-        is_other_pair = [*ctx.triggered_prop_ids] == ["playground-pair.data"] and quantity != "pair"
-        if not data or is_other_pair:
-            return no_update
-        *second, token = rest
-        try:
-            if quantity == "pair":
-                return pair_chart(data, model, pair, token)
-            return heads_chart(data, model, quantity, next_token, second, token)
-        except HeadscopeError as reason:
-            return notice(reason)
+    *second, token = rest
+    if quantity == "pair":
+        return pair_chart(data, model, pair, token)
+    return heads_chart(data, model, quantity, next_token, second, token)
 
 
 def store_prompt_as_run(data: Mapping[str, Any] | None, next_token: str, token: str) -> html.P:

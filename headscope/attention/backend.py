@@ -21,7 +21,7 @@ from headscope.attention import families
 from headscope.attention.call_checks import (
     keys_of_indexer,
     refuse_unsupported_keywords,
-    unsupported_model_error,
+    refuse_unsupported_mask,
 )
 from headscope.attention.contexts import entering, with_own_config
 from headscope.attention.edited_attention import EditedLayer, attend_with_edits
@@ -269,11 +269,6 @@ def suspending_edits(modules: Iterable[nn.Module]) -> Iterator[None]:
             hooks.edits = edits
 
 
-def has_logit_edits(module: nn.Module) -> bool:
-    """Whether an edit changes the logits of an attention module."""
-    return any(edit.target == "logits" for edit in _hooks_of(module).edits.values())
-
-
 def listening(
     module: nn.Module,
     layer: int,
@@ -356,16 +351,7 @@ def attention_forward(
     mask = DecodedMask.decode(
         attention_mask.encoded_on(query.device) if isinstance(attention_mask, OpaqueMask) else attention_mask
     )
-    if any(mask.dropped_keys) and not (mask.window or mask.chunk_size):
-        # Moshi: its sliding cache drops keys that its attention sees without a cache.
-        reason = (
-            "its cache has dropped keys that it attends to without a cache, also in transformers. Pass use_cache=False"
-        )
-        raise unsupported_model_error(module, reason)
-    if mask.key_roles is not None and (chosen is not None or block_indices is not None):
-        raise unsupported_model_error(
-            module, "its indexer may choose other keys in a padded batch. Pass one sequence at a time"
-        )
+    refuse_unsupported_mask(module, mask, chosen is not None or block_indices is not None)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     variant = AttentionVariant(scale, mask.window, mask.chunk_size, softcap, s_aux, chosen)
     hooks = _hooks_by_module.get(module) or _ModuleHooks()
@@ -382,31 +368,45 @@ def attention_forward(
             s_aux=s_aux,
             key_bias=key_bias,
         )
-    positions = (
-        mask.query_positions(query.shape[2], key.shape[2], query.device) if position_ids is None else position_ids
-    )
     # The caller's position_ids may count padding, which no query sees.
-    edit_positions = (
-        positions if mask.key_roles is None else mask.query_positions(query.shape[2], key.shape[2], query.device)
-    )
+    unpadded = position_ids
+    if unpadded is None or mask.key_roles is not None:
+        unpadded = mask.query_positions(query.shape[2], key.shape[2], query.device)
+    positions = unpadded if position_ids is None else position_ids
     for edit in [*hooks.qkv_edits.values()]:
-        query, key, value = edit(query, key, value, edit_positions)
+        query, key, value = edit(query, key, value, unpadded)
     layer = _LayerPass(module, hooks, variant, dropout)
     if mask.key_roles is None:
-        first = mask.dropped_keys[0]
-        out = layer.run(query, key, value, key_bias, positions, first)
-        return out.transpose(1, 2).contiguous(), None
+        out = layer.run(query, key, value, key_bias, positions, mask.dropped_keys[0])
+    else:
+        out = _run_without_padding(layer, mask, (query, key, value), key_bias, positions, unpadded)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _run_without_padding(
+    layer: "_LayerPass",
+    mask: DecodedMask,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    key_bias: Tensor | None,
+    positions: Tensor,
+    unpadded: Tensor,
+) -> Tensor:
+    """Head outputs [B, H, Lq, dv] of a padded batch, one sequence at a time; 0 for padding."""
+    query, key, value = inputs
+    assert mask.key_roles is not None
     out = query.new_zeros(*query.shape[:3], value.shape[-1])
     for sequence, (roles, first) in enumerate(zip(mask.key_roles, mask.dropped_keys, strict=True)):
         real, slots = (roles & REAL_KEY_BIT).bool(), (roles & QUERY_BIT).bool()
         rows = real[slots].nonzero()[:, 0]
         if len(rows) == 0:
             continue
-        inputs = query[sequence, None, :, rows], key[sequence, None, :, real], value[sequence, None, :, real]
+        own = query[sequence, None, :, rows], key[sequence, None, :, real], value[sequence, None, :, real]
         bias = None if key_bias is None else key_bias.expand(len(query), -1, -1)[sequence, None, :, real]
-        own, unpadded = (p.expand(len(query), -1)[sequence, None, rows] for p in (positions, edit_positions))
-        out[sequence, :, rows] = layer.run(*inputs, bias, own, first, sequence, unpadded)[0]
-    return out.transpose(1, 2).contiguous(), None
+        own_positions, own_unpadded = (
+            place.expand(len(query), -1)[sequence, None, rows] for place in (positions, unpadded)
+        )
+        out[sequence, :, rows] = layer.run(*own, bias, own_positions, first, sequence, own_unpadded)[0]
+    return out
 
 
 @dataclass(frozen=True, eq=False)

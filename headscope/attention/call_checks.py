@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headscope.attention.chosen_keys import ChosenKeys
+from headscope.attention.masks import DecodedMask
 from headscope.errors import UnsupportedModel
 
 IGNORED_KEYWORDS = frozenset(
@@ -29,6 +30,21 @@ def refuse_unsupported_keywords(module: nn.Module, keywords: dict[str, Any]) -> 
         if name not in IGNORED_KEYWORDS and value is not None:
             unknown = f"its attention takes '{name}', which headscope does not know. Use another model"
             raise unsupported_model_error(module, UNSUPPORTED_KEYWORDS.get(name, unknown))
+
+
+def refuse_unsupported_mask(module: nn.Module, mask: DecodedMask, has_indexer: bool) -> None:
+    """Raise UnsupportedModel for a cache that lost keys which the layer attends to, and for padding beside an
+    indexer."""
+    if any(mask.dropped_keys) and not (mask.window or mask.chunk_size):
+        # Moshi: its sliding cache drops keys that its attention sees without a cache.
+        reason = (
+            "its cache has dropped keys that it attends to without a cache, also in transformers. Pass use_cache=False"
+        )
+        raise unsupported_model_error(module, reason)
+    if mask.key_roles is not None and has_indexer:
+        raise unsupported_model_error(
+            module, "its indexer may choose other keys in a padded batch. Pass one sequence at a time"
+        )
 
 
 def keys_of_indexer(

@@ -154,9 +154,9 @@ def _attend_touched(
     """
     edits, variant = layer.logit_edits, layer.variant
     if has_only(edits, BiasKind) and variant.softcap is None:
-        return _with(_attend_with_biases(layer, touched), touched, out, lse)
+        return _with(_attend_with_biases(layer, touched), out, lse)
     if len(edits) == 1 and isinstance(edits[0].kind, StreamingKind) and bool(edits[0].mask[touched].all()):
-        return _with(_attend_streaming(layer, touched, edits[0].kind), touched, out, lse)
+        return _with(_attend_streaming(layer, touched, edits[0].kind), out, lse)
     is_layer_wide = any(isinstance(edit.kind, ChoiceKind) and edit.kind.is_layer_wide for edit in edits)
     rows = rows.to(out.device)
     is_unchanged = torch.zeros(out.shape[:3], dtype=torch.bool, device=out.device)
@@ -202,9 +202,7 @@ def _with_kernel(
     return torch.cat((dense, out[:, :, queries:]), 2), torch.cat((sums, lse[:, :, queries:]), 2)
 
 
-def _with(
-    results: Iterator[tuple[Tensor, Tensor, Tensor, Tensor]], touched: Tensor, out: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor]:
+def _with(results: Iterator[tuple[Tensor, Tensor, Tensor, Tensor]], out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """`out` and `lse` with results (sequences [n], heads [n], outputs [n, Lq, dv], log-sum-exp [n, Lq])."""
     for sequences, heads, z, sums in results:
         index = sequences.to(out.device), heads.to(out.device)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headscope import plugins, signals, user_input
+from headscope import signals, user_input
 from headscope.cli import bench, bundle, checks, execute, export, figures, plan, selfcheck
 from headscope.cli.command_groups import Commands
 from headscope.cli.flags import (
@@ -30,7 +30,7 @@ from headscope.compat.typer import CLICK_EXCEPTION, NO_ARGUMENTS
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
 
 if TYPE_CHECKING:
-    from headscope.compat.typer import ClickException
+    pass
 
 STUDY_FILES = Path(__file__).parents[1] / "study_files"
 
@@ -285,7 +285,7 @@ def _count_runs(runs: list[Path]) -> str:
 
 
 app.command(cls=GroupedCommand)(plan.plan)
-app.command(cls=GroupedCommand)(bench.command())
+app.command(cls=GroupedCommand)(bench.bench)
 app.command(cls=GroupedCommand)(selfcheck.selfcheck)
 
 
@@ -312,8 +312,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except CLICK_EXCEPTION.resolve() as error:
-        message = renamed_option(error) or " ".join(error.format_message().split())
-        print(f"headscope: {message}", file=sys.stderr)
+        print(f"headscope: {' '.join(error.format_message().split())}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         _print_last_line(signals.MESSAGE)
@@ -351,20 +350,6 @@ def _exit_without_output(error: OSError) -> None:
         sys.exit(1)  # as typer does
     print("headscope: cannot write to standard output: no space left. Free some space", file=sys.stderr)
     sys.exit(CannotWrite.exit_code)
-
-
-def renamed_option(error: "ClickException") -> str | None:
-    """The message for an option that has a new name; None for any other mistake."""
-    from headscope.study.config import OptionParts
-
-    option = getattr(error, "option_name", "")
-    command = getattr(getattr(error, "ctx", None), "info_name", "")
-    probe = next((probe for probe in plugins.requestable_probes().values() if probe.command_name == command), None)
-    negation = "no-" if str(option).startswith("--no-") else ""
-    former_name = str(option).removeprefix(f"--{negation}").replace("-", "_")
-    if probe is None or not (name := plugins.call_part(probe, OptionParts.options).former_names.get(former_name)):
-        return None
-    return f"option {option} is now --{negation}{name.replace('_', '-')}. See headscope {command} --help"
 
 
 def _write_report(paths: list[Path], out: Path) -> None:

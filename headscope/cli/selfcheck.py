@@ -54,8 +54,8 @@ def selfcheck(
 
 
 def _check_rows(device: str, name: str, length: int, longest: int | None) -> Iterator[dict[str, Any]]:
-    from headscope.bench.rounding import precision_differences
-    from headscope.bench.variants import document_tokens
+    from headscope.bench.measuring import document_tokens
+    from headscope.bench.precision import precision_differences
     from headscope.forward.selfcheck import run_checks
     from headscope.positions.model import load
     from headscope.study.progress import console_progress
@@ -86,7 +86,7 @@ def _check_rows(device: str, name: str, length: int, longest: int | None) -> Ite
 
 def _timing_rows(model: "Model", longest: int | None) -> Iterator[dict[str, Any]]:
     """Time of measuring as a ratio to the plain forward pass, at lengths that double until time or memory runs out."""
-    from headscope.bench.variants import measuring_cost_ratios
+    from headscope.bench.measuring import measuring_cost_ratios
 
     length, start = SHORTEST, time.monotonic()
     dtype = str(model.module.dtype).removeprefix("torch.")

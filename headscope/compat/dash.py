@@ -14,13 +14,6 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import Any
 
-from headscope.compat.library_name import Library, LibraryName
-
-MANTINE, DASH = Library("dash-mantine-components", ("2.8.0", "2.8.1")), Library("dash", ("4.4.0", "4.4.1"))
-FAST_START = "a fast start of the app"
-MANTINE_COMPONENT = LibraryName(MANTINE, "dash_mantine_components._imports_:Select", FAST_START)
-HTML_COMPONENT = LibraryName(DASH, "dash.html._imports_:Div", FAST_START)
-
 
 class SelectedImports(MetaPathFinder, Loader):
     """Stands in for the module that imports all components of a package, and imports those in `names` instead."""

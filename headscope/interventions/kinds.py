@@ -331,9 +331,6 @@ class RunPattern(PatternKind):
         return new, is_replaced[None]
 
 
-Intervention = TensorKind | InputsKind | Uniform | Steer | Suppress | RuleChoice | RunPattern
-
-
 def targets_of(kind: object) -> Targets:
     """The tensors that a kind changes by default."""
     targets: Targets = getattr(kind, "targets", ("logits",))

@@ -7,13 +7,11 @@ Axes: H heads, d head dimension, dv value dimension, D width of the residual str
 
 import math
 from collections import defaultdict
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-CompositionKind = Literal["q", "k", "v"]
 TAIL_SCORES = 50
 """Maximum number of largest scores from which the bound of composition by chance is extrapolated."""
 BASELINE_DRAWS = 8

@@ -216,8 +216,8 @@ def pick_device(device: str) -> torch.device:
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """The dtype of that name; "auto" is float32 on CPU and bfloat16 elsewhere. Raises BadInput for other names.
 
-    bfloat16 on a CPU would add an error far below the sampling error (`headscope bench` measures it). But numbers would
-    then differ between machines, and models are compared on the same documents, where sampling errors cancel.
+    bfloat16 on a CPU would add an error far below the sampling error (`make bench-bfloat16` measures it). But numbers
+    would then differ between machines, and models are compared on the same documents, where sampling errors cancel.
     """
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16

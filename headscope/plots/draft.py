@@ -30,7 +30,7 @@ class Draft:
 
     @classmethod
     def stacked(cls, title: str, height: int) -> "Draft":
-        """Two plots above each other, as `style.stacked_figure`; `height` in px."""
+        """Two plots above each other with a shared x axis; `height` in px."""
         return cls(deepcopy(_stacked_layout(height)) | {"template": _template()}, title)
 
     @classmethod

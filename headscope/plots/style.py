@@ -388,11 +388,6 @@ def legend_space(names: Sequence[str], has_panels: bool) -> tuple[int, int]:
     return 24 * (rows - 1), (74 if has_panels else 46) + 24 * rows
 
 
-def stacked_figure(title: str, height: int) -> go.Figure:
-    """Two plots above each other with a shared x axis; `height` in px."""
-    return set_title(go.Figure(empty_stack(height)), title)
-
-
 @cache
 def empty_stack(height: int) -> go.Figure:
     """Two empty plots; cached, see `empty_panels`."""

@@ -16,6 +16,8 @@ from headscope.runs.run import Run
 
 WINDOWED = "sliding-window"
 """Name of the layers whose window is shorter than the context."""
+SINK_ROWS = "in the rows that see it"
+"""The rows over which the weight of windowed heads on the first token is averaged."""
 format_percent = percent
 CONTROL_SYMBOLS = {"\r": "", "\n": "⏎", "\t": "⇥"}
 INVISIBLE_JOINERS = "\u200c\u200d"
@@ -66,16 +68,6 @@ def heads_by_window(run: Run, rows: pd.DataFrame, length: int | None) -> list[tu
         return [({}, rows)]
     parts = {"global": rows[~is_windowed], WINDOWED: rows[is_windowed]}
     return [({"layers": layers}, part) for layers, part in parts.items() if len(part)]
-
-
-def describe_sink_rows(bins: pd.DataFrame, heads: pd.DataFrame) -> str:
-    """A phrase for the rows over which the weight of windowed heads on the first token is averaged, from binned rows.
-
-    Runs of earlier versions averaged over all rows.
-    """
-    of_heads = bins[bins["model"].isin(heads["model"]) & bins["layer"].isin(heads["layer"])]
-    counts_them = (of_heads["sink_population"] < of_heads["population"]).any()
-    return "in the rows that see it" if counts_them else "over all rows, also those that cannot see it"
 
 
 def format_head_count(mask: pd.Series) -> str:

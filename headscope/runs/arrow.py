@@ -117,23 +117,6 @@ def read(file: Path, digest: str | None = None, repair_advice: str = REPAIR_ADVI
         raise BadRun(f"{file} is damaged: {' '.join(str(error).split())[:200]}. {repair_advice}") from error
 
 
-def add_absent_columns(table: Table, stored: pa.Table) -> pa.Table:
-    """The rows with the columns that earlier versions did not store, as far as they are declared with a value."""
-    for index, column in enumerate(table.columns):
-        if column.absent is None or column.name in stored.column_names:
-            continue
-        if column.kind == "label":
-            values = pa.array([column.absent] * stored.num_rows, pa.string()).dictionary_encode()
-        elif not isinstance(column.absent, str):
-            values = pa.repeat(pa.scalar(column.absent, ARROW_TYPES[column.kind]), stored.num_rows)
-        elif column.absent in stored.column_names:
-            values = stored[column.absent]
-        else:
-            continue
-        stored = stored.add_column(min(index, stored.num_columns), table.arrow.field(index), values)
-    return stored
-
-
 def select_declared(table: Table, stored: pa.Table, file: Path) -> pa.Table:
     """The columns that the table declares. Raises BadRun if `stored` lacks one or has it in another type."""
     for field in table.arrow:

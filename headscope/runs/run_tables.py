@@ -148,7 +148,7 @@ class RunTables:
         """Stored rows in the declared schema."""
         if (table := all_tables().get(name)) is None:
             return rows
-        return arrow.select_declared(table, arrow.add_absent_columns(table, rows), self._file(name)[0])
+        return arrow.select_declared(table, rows, self._file(name)[0])
 
     def _layer_range(self, name: str) -> tuple[int, int] | None:
         """The first and last layer in a table; None if it has no layers or the file does not tell."""
@@ -222,9 +222,7 @@ def _problems_of_table(run: RunTables, name: str, facts: Mapping[str, Any]) -> l
     try:
         stored_rows = arrow.stored_rows(file)
         is_unchanged = sha256(file) == digest
-        values = table_problems(
-            table, lambda: (arrow.add_absent_columns(table, part) for part in read_row_groups(file))
-        )
+        values = table_problems(table, lambda: read_row_groups(file))
     except (BadRun, OSError) as reason:
         return [str(reason)]
     except (pa.ArrowException, ValueError) as error:

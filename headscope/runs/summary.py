@@ -212,7 +212,7 @@ def equal_models(run: RunTables) -> list[tuple[str, str, Comparison]]:
 def model_identity(run: RunTables, label: str) -> ModelIdentity:
     """The identity of a model of a run, as far as its run.json records it."""
     entry = next(entry for entry in run.manifest["models"] if entry["label"] == label)
-    return ModelIdentity.from_manifest(entry, run.manifest.get("inputs"))
+    return ModelIdentity.from_manifest(entry)
 
 
 def evenly_spaced(labels: Sequence[str], max_count: int = 6) -> list[str]:

@@ -43,12 +43,8 @@ class ColumnRange:
             self.least, self.most = min(self.least, numbers.min().item()), max(self.most, numbers.max().item())
 
     def problem(self, column: Column, tolerance: float | None) -> str:
-        """What is wrong with the values, or "". Bounds are checked unless `tolerance` is None.
-
-        NaN is a fault of a new table, but what older runs have in a column that they did not measure, if it is declared
-        so.
-        """
-        if self.has_nan and (tolerance is None or not _means_unmeasured(column.absent)):
+        """What is wrong with the values, or "". Bounds are checked unless `tolerance` is None."""
+        if self.has_nan:
             return "contains NaN"
         if tolerance is None:
             return ""
@@ -57,10 +53,6 @@ class ColumnRange:
         if column.high is not None and self.most > column.high + tolerance:
             return f"{self.most} is above {column.high}"
         return ""
-
-
-def _means_unmeasured(absent: float | str | None) -> bool:
-    return isinstance(absent, float) and math.isnan(absent)
 
 
 def table_problems(table: Table, read: Callable[[], Iterator[pa.Table]]) -> list[str]:

@@ -387,5 +387,5 @@ def _free_start(partial: Path) -> str:
 
 
 def _declared_rows(table: Table, stored: StoredTable) -> pa.Table:
-    """The rows of a job, which an earlier version may have stored with fewer columns."""
-    return arrow.add_absent_columns(table, stored.read_table())
+    """The rows of a job. Raises BadRun if a version with other columns stored them."""
+    return arrow.select_declared(table, stored.read_table(), stored.file)

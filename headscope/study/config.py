@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -42,9 +42,6 @@ class Options(BaseModel):
     """Base of a block of options in a study file; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
-
-    former_names: ClassVar[Mapping[str, str]] = {}
-    """Names of options in the last release that changed since, and the present names."""
 
     @field_validator("*")
     @classmethod

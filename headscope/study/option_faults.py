@@ -41,8 +41,6 @@ def first_fault(error: ValidationError, root: type[BaseModel]) -> tuple[tuple[st
     steps, mistake = max(same_key, key=lambda item: len(item[0]))
     path = tuple(step for step, _ in steps)
     if mistake["type"] == "extra_forbidden":
-        if option := steps[-1][1].former_names.get(steps[-1][0]):
-            return (), f"option '{steps[-1][0]}' of '{steps[-2][0]}' is now '{option}'"
         known_keys = list(steps[-1][1].model_fields)
         hint = did_you_mean(str(steps[-1][0]), known_keys)
         return (), f"unknown key '{'.'.join(map(str, path))}'{hint}. Use one of: {', '.join(known_keys)}"

@@ -152,7 +152,6 @@ ABLATION_SETS = Table(
             "0: the named heads; from 1: random heads, drawn for each prompt: as many other heads of each layer [ours]",
             0,
             key=True,
-            absent=0,
         ),
         Column("size", "index16", "heads", "number of heads", 1),
         *_VALUES,

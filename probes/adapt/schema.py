@@ -1,9 +1,8 @@
 """Options and stored tables of the adapt probe."""
 
 import re
-from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -50,16 +49,6 @@ class AdaptOptions(Options):
 
     The study's texts are the validation texts.
     """
-
-    former_names: ClassVar[Mapping[str, str]] = {
-        "train": "training_texts",
-        "watch": "measure_checkpoints",
-        "mix": "sample_by",
-        "recompute_above": "checkpoint_activations_above",
-        "frequency_rate": "frequency_learning_rate",
-        "scale_rate": "scale_learning_rate",
-        "lora_rate": "lora_learning_rate",
-    }
 
     factor: float = Field(
         8.0, ge=1, le=1e6, description="context extension factor: training starts from YaRN with this factor"

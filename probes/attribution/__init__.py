@@ -18,7 +18,7 @@ class Attribution(Probe):
     example = "headscope attribution --model base=smollm2-135m --length 2048"
     parts = (
         "options runner tables statistics=schema.STATISTICS head_columns questions results head_results glossary "
-        "charts head_charts bench=run.benchmark_variants"
+        "charts head_charts"
     )
 
 

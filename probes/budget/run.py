@@ -235,7 +235,7 @@ class BudgetRunner:
         """The loss of a document at every share of an order, or with all KV groups streaming."""
         document = self._documents(label)[work.document]
         blocks = []
-        shares = self._streaming_groups(label, work, model)
+        shares = self._streaming_groups(work, model)
         for share, groups in shares.items():
             losses = passes.losses(model, document.ids[: work.length], groups, self.options.window)
             blocks.append(pd.DataFrame(losses).assign(share=share))
@@ -249,7 +249,7 @@ class BudgetRunner:
     def _answer_rows(self, label: str, work: BudgetWork, model: Model) -> Mapping[str, Rows]:
         """The answers to a set of prompts at every share of an order, or at 0 and 1."""
         pairs, rows = self.sets.open(label, work.prompts), []
-        for share, groups in self._streaming_groups(label, work, model, with_none=True).items():
+        for share, groups in self._streaming_groups(work, model, with_none=True).items():
             for index, name in enumerate(pairs.pair_names):
                 nll, success = passes.score_answer(model, pairs.build(index), groups, self.options.window)
                 rows.append({"pair": name, "share": share, "nll": nll, "success": success})
@@ -260,7 +260,7 @@ class BudgetRunner:
         """The scores on a task of the harness at every share of an order, or at 0 and 1."""
         assert self._tasks is not None
         harness_task, blocks = self._tasks[work.prompts], []
-        for share, groups in self._streaming_groups(label, work, model, with_none=True).items():
+        for share, groups in self._streaming_groups(work, model, with_none=True).items():
             with passes.streaming(model, groups, self.options.window), passes.recording_input_lengths(model) as lengths:
                 scores = self._tasks.scores(model, label, harness_task, work.length, self.options.task_limit)
             blocks += [_score_by_document(score).assign(share=share) for score in scores if _has_document_scores(score)]
@@ -301,7 +301,7 @@ class BudgetRunner:
         return rank_groups(scores, self.options.reduction)
 
     def _streaming_groups(
-        self, label: str, work: BudgetWork, model: Model, with_none: bool = False
+        self, work: BudgetWork, model: Model, with_none: bool = False
     ) -> dict[float, passes.GroupsByLayer]:
         """The streaming KV groups by share, for the order of a cell.
 

@@ -1,8 +1,7 @@
 """Options and stored tables of the budget probe."""
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -41,8 +40,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 class BudgetOptions(Options):
     """Loss, and answers to prompts, if the KV groups with the lowest scores keep only the first and last tokens."""
-
-    former_names: ClassVar[Mapping[str, str]] = {"bound": "max_loss_increase"}
 
     lengths: Lengths = Field(default=[2048], description="context lengths in tokens")
     orders: list[str] = Field(

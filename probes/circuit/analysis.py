@@ -27,6 +27,7 @@ from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS, WHOLE
 
 KEYS = ("model", "prompts", "complement", "metric")
 ABLATED = {MEAN_OF_PROMPTS: "mean-ablated over prompts", "resample": "resample-ablated", "zero": "zero-ablated"}
+"""What is done to the other heads, by ablation."""
 RISING_METRICS = ("nll", "rank", "kl")
 """Metrics that rise when the answer gets worse. The others fall, also one of the user."""
 MEMBERS = Sweep(keys=KEYS, sample="pair", value="minimality", units=(*UNIT_KEYS, "positions"))
@@ -48,11 +49,6 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         for complement, name in ABLATED.items()
     }
 )
-
-
-def describe_complement(complement: str) -> str:
-    """The ablation of the other heads in sentences; mean, of runs of earlier versions, was over prompts."""
-    return ABLATED[MEAN_OF_PROMPTS if complement == "mean" else complement]
 
 
 def head_statistics(run: RunTables) -> pd.DataFrame | None:

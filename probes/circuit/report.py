@@ -8,7 +8,7 @@ from headscope.prompts.pairs import metric_label, metric_unit
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
 from headscope.results.words import sentence
 from probes.circuit import PROBE, plots
-from probes.circuit.analysis import counted_rows, describe_complement, member_sweeps
+from probes.circuit.analysis import ABLATED, counted_rows, member_sweeps
 from probes.circuit.results import results
 from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS
 
@@ -39,7 +39,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
         label = f"{metric_label(metric)} ({metric_unit(metric)})"
         rows = rows_of_sweep(table, effects.key)
         place = f"{style.escape_label(effects.model)}, {style.escape_label(effects.key['prompts'])}"
-        heading = f"{effects.key['prompts']}, other heads {describe_complement(effects.key['complement'])}"
+        heading = f"{effects.key['prompts']}, other heads {ABLATED[effects.key['complement']]}"
         minimal, complete = (
             texts.get((effects.model, where, f"circuit.{name}"), "") for name in ("minimal", "faithfulness")
         )

@@ -16,11 +16,11 @@ from headscope.results.result import Result
 from headscope.runs.aggregation import MIN_DOCUMENTS, SIGNIFICANCE
 from headscope.runs.run import Run
 from probes.circuit.analysis import (
+    ABLATED,
     KEYS,
     RISING_METRICS,
     circuit_rows,
     counted_rows,
-    describe_complement,
     faithfulness,
     member_sweeps,
     prompt_metrics,
@@ -57,7 +57,7 @@ def details(key: Any) -> dict[str, str]:
     """What names a circuit in sentences besides its keys."""
     metric = key["metric"]
     return {
-        "ablated": describe_complement(key["complement"]),
+        "ablated": ABLATED[key["complement"]],
         "label": metric_label(metric),
         "label_unit": metric_unit(metric),
     }

@@ -14,10 +14,7 @@ class Detectors(Probe):
     order = 25
     takes = ("models",)
     example = "headscope detectors --model base=smollm2-135m --period 128,512 --sequences 8"
-    parts = (
-        "options runner tables scores questions=results.QUESTIONS results head_results glossary head_charts "
-        "bench=run.benchmark_variants"
-    )
+    parts = "options runner tables scores questions=results.QUESTIONS results head_results glossary head_charts"
 
 
 PROBE = Detectors()

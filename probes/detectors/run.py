@@ -134,16 +134,11 @@ def run_listener(model: Model, ids: Tensor, listener: Callable[[AttentionRecord]
         finite_hidden_states(model, ids.to(model.device).view(-1, ids.shape[-1]))
 
 
-def detector_scores(model: Model, ids: Tensor, opening_length: int, period: int) -> Mapping[str, np.ndarray]:
-    """Scores of every head on ids [opening_length + 2 period], under the model's scheme.
-
-    Returns the columns of table `detectors` from `layer` on.
-    """
-    return sequence_scores(model, ids[None], opening_length, period)[0]
-
-
 def sequence_scores(model: Model, ids: Tensor, opening_length: int, period: int) -> list[Mapping[str, np.ndarray]]:
-    """`detector_scores` of each of B sequences ids [B, L], from one pass."""
+    """Scores of every head on each of B sequences ids [B, opening_length + 2 period], under the model's scheme.
+
+    From one pass. Returns the columns of table `detectors` from `layer` on.
+    """
     detectors = [DetectorScores(model.geometry, opening_length, period) for _ in ids]
     run_listener(model, ids, lambda record: detectors[record.batch_index].update(record))
     return [detector.compute() for detector in detectors]
@@ -177,20 +172,3 @@ def is_ordinary_token(tokenizer: Any, token: int) -> bool:
     if not text or "\ufffd" in text:
         return False
     return not BYTE_TOKEN_PATTERN.fullmatch(str(tokenizer.convert_ids_to_tokens(token)))
-
-
-def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
-    """The detectors on one sequence of about `length` tokens, and plain forward passes, for `headscope bench`."""
-    period = length // 2
-    token_ids, opening_length = repeated_random_tokens(model.tokenizer, period, (0,))
-    ids = torch.from_numpy(token_ids)
-
-    def plain(module: Any) -> None:
-        with torch.no_grad():
-            module(ids.to(model.device)[None], use_cache=False)
-
-    return {
-        "detectors: plain forward with logits": lambda: plain(model.module),
-        "detectors: plain forward without logits": lambda: plain(model.module.base_model),
-        "detectors": lambda: detector_scores(model, ids, opening_length, period),
-    }

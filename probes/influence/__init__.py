@@ -17,7 +17,7 @@ class Influence(Probe):
     example = "headscope influence --model learned=smollm2-135m@adarope:adapter=PATH --length 2048"
     parts = (
         "options runner tables statistics=head_columns.STATISTICS head_columns=head_columns.head_statistics "
-        "questions results head_results glossary charts overview_cards page bench"
+        "questions results head_results glossary charts overview_cards page"
     )
 
 

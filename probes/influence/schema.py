@@ -1,7 +1,6 @@
 """Options and tables of the influence probe: loss change of single units and of sets."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -18,8 +17,6 @@ MAX_UNITS = 1_000_000
 
 class InfluenceOptions(Options):
     """Head influence: change of the loss when the position parameters of one unit are reset or the unit is ablated."""
-
-    former_names: ClassVar[Mapping[str, str]] = {"top": "verify_top", "random": "verify_random"}
 
     models: list[str] | None = Field(None, min_length=1, description="labels of the models to sweep; default all")
     lengths: list[Annotated[int, Field(ge=2)]] = Field([1024], min_length=1, description="context lengths in tokens")
@@ -131,7 +128,7 @@ COMPONENT = key(
     "parameters that were reset: freq (log-frequencies), scale (tau, gamma), joint (both); or the intervention: "
     "kv-int8, kv-int4, pairs-zero:BAND or pairs-unrotated:BAND for a band of rotary pairs (A-B, or short, middle, long "
     "by wavelength), a user's own, or an ablation, as in --components: a mean names its source, mean:text (reference "
-    "text) or mean:document (the same document, which is `mean` in runs of earlier versions)",
+    "text) or mean:document (the same document)",
     None,
 )
 TARGET = key(

@@ -11,8 +11,8 @@ import pandas as pd
 from headscope.effects.statistics import rank_correlation
 from headscope.heads import format_head
 from headscope.rendering.text import (
+    SINK_ROWS,
     WINDOWED,
-    describe_sink_rows,
     head_mask,
     heads_by_model,
     heads_by_window,
@@ -75,7 +75,7 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
     roles = [role for role in ROLES if heads_with_role(rows, role).any()]
     details: dict[str, Any] = {"roles": roles, "missing_roles": "" if roles else ", ".join(ROLES)}
     if window is not None and window < length:
-        details |= {"sink_rows": _describe_sink_rows(run, rows), "layer_window": window}
+        details |= {"sink_rows": SINK_ROWS, "layer_window": window}
     details |= {key: float(row[key]) for key in ("growth", "sink_mass", "local_mass")}
     where = {"context_length": length}
     yield head_result("length.head", row, name, _count_documents(run, model), where=where, details=details)
@@ -177,12 +177,6 @@ def _documents(run: Run) -> pd.DataFrame:
     return run.distinct("attention", ["model", "doc"])
 
 
-def _describe_sink_rows(run: Run, heads: pd.DataFrame) -> str:
-    names = ["model", "layer", "population", "sink_population"]
-    bins = run.rows("attention", names, model=heads["model"].astype(str).unique(), layer=heads["layer"].unique())
-    return describe_sink_rows(bins, heads)
-
-
 def _parts(
     run: Run, heads: pd.DataFrame, column: str, length: int
 ) -> Iterator[tuple[str, Mapping[str, str], pd.DataFrame]]:
@@ -221,7 +215,7 @@ def _length_results(run: Run, heads: pd.DataFrame, name: str) -> Iterator[Result
             where={"context_length": length, **layers},
             details={
                 "count": int(is_sink.sum()),
-                "sink_rows": _describe_sink_rows(run, rows) if is_windowed else "",
+                "sink_rows": SINK_ROWS if is_windowed else "",
             },
         )
 

@@ -78,7 +78,7 @@ ATTENTION = Table(
             "sink_mass",
             "value",
             "",
-            "mean weight on key 0, over the rows that see it; runs of earlier versions averaged it over all rows",
+            "mean weight on key 0, over the rows that see it",
             0,
             1,
         ),

@@ -20,8 +20,7 @@ class Needle(Probe):
     parts = (
         "options runner tables statistics=head_columns.STATISTICS head_columns=head_columns.head_statistics "
         "model_columns roles=head_columns.ROLES questions results head_results overview glossary charts "
-        "overview_cards head_charts head_explorer explorer=trial_explorer.trials_page "
-        "bench=run.benchmark_variants"
+        "overview_cards head_charts head_explorer explorer=trial_explorer.trials_page"
     )
 
 

@@ -6,7 +6,7 @@ are consecutive, so the model only reads the tokens after it.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -26,7 +26,6 @@ from headscope.scores import match_heads, model_heads, refuse_other_model
 from headscope.scores import read as read_scores
 from headscope.study.ablations import StudyAblations
 from headscope.study.cells import Cell, pass_cost
-from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from probes.needle import ablation
 from probes.needle import rows as rows_of
@@ -47,8 +46,6 @@ log = logging.getLogger("headscope")
 
 SUCCESS_RECALL = 0.5
 """ROUGE-1 recall above which a trial succeeds."""
-BENCHMARK_LENGTHS, BENCHMARK_DEPTHS = 20, 10
-"""Context lengths and depths of the benchmark, as many as in the paper."""
 
 
 class NeedleRunner:
@@ -339,26 +336,3 @@ class NeedleRunner:
         needle = self.needles[trial.needle].name
         seed = self.context.seed + trial.haystack % self.options.seeds
         return f"needle {needle}, seed {seed}, {trial.length} tokens, {position}"
-
-
-def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
-    """A grid of one needle up to context length `length`, with and without shared prefixes."""
-    grid = {"lengths": BENCHMARK_LENGTHS, "max_length": length, "depths": BENCHMARK_DEPTHS, "needles": 1}
-    study = build_study({"models": {"bench": model.name}, "needle": grid})
-    options = study.probe_options["needle"]
-    assert isinstance(options, NeedleOptions)
-    runner = NeedleRunner(options, StudyContext(study, {"bench": model}))
-    cells = [cell for cell in runner.cells() if cell.work.mode == "strict"]
-
-    def run_grid(shares_prefixes: bool) -> None:
-        runner.drop_cached_prefix()
-        for cell in cells:
-            runner.compute_rows(cell, model)
-            if not shares_prefixes:
-                runner.drop_cached_prefix()
-
-    name = f"needle grid {BENCHMARK_LENGTHS} x {BENCHMARK_DEPTHS}"
-    return {
-        f"{name}, one prompt at a time": lambda: run_grid(shares_prefixes=False),
-        f"{name}, shared prefixes": lambda: run_grid(shares_prefixes=True),
-    }

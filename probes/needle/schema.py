@@ -325,8 +325,7 @@ ABLATION_KEYS = (
         "ablation",
         "label",
         "",
-        "ablation, as in --ablation; mean:text: outputs set to their mean over a reference text; mean: in runs of "
-        "earlier versions, over the first haystack",
+        "ablation, as in --ablation; mean:text: outputs set to their mean over a reference text",
         None,
     ),
     key("size", "index16", "heads", "number of heads ablated together", 1),

@@ -17,7 +17,7 @@ class Patching(Probe):
     example = "headscope patch --model base=smollm2-135m --pairs ioi --count 8"
     parts = (
         "options runner tables statistics head_columns questions results head_results overview glossary charts "
-        "overview_cards head_charts bench"
+        "overview_cards head_charts"
     )
 
 

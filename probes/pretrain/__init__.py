@@ -14,7 +14,7 @@ class Pretrain(Probe):
     order = 22
     takes = ("text", "docs")
     example = "headscope pretrain --training-texts 'file:texts/**/*.txt' --text 'file:held/*.txt' --trainings rope"
-    parts = "options runner questions results next_steps charts bench=run.benchmark_variants"
+    parts = "options runner questions results next_steps charts"
 
 
 PROBE = Pretrain()

@@ -7,7 +7,7 @@ position. The trainings of a seed alternate, so that all of them reach about the
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
@@ -22,7 +22,7 @@ from headscope.models import device_map
 from headscope.models.checkpoint import pick_device
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
-from headscope.positions.model import Model, load
+from headscope.positions.model import load
 from headscope.positions.schedule import FixedSchedule
 from headscope.prompts.texts import CHARACTERS_PER_TOKEN, Document, TokenDocument, first_tokens, read_documents
 from headscope.runs.arrow import Rows
@@ -30,7 +30,7 @@ from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import DigestParts
 from headscope.study.monitor import measure_training_step
-from headscope.training.adapter_trainer import BETAS, EPSILON, validation_loss, warn_if_warmup_too_long, wsd_rate_factor
+from headscope.training.adapter_trainer import validation_loss, warn_if_warmup_too_long, wsd_rate_factor
 from headscope.training.sequence_sampler import SequenceSampler, exclude_validation_texts
 from probes.pretrain.model_setup import (
     initial_positions,
@@ -40,10 +40,6 @@ from probes.pretrain.model_setup import (
 )
 from probes.pretrain.schema import PretrainOptions, TrainingKey
 from probes.pretrain.trainer import PretrainTrainer
-
-STEPS_PER_TIMING = 6
-"""Steps of one timing of `headscope bench`; each variant takes one untimed step first."""
-TIMED_VARIANTS = ("rope", "alibi", "adarope")
 
 
 @dataclass(frozen=True)
@@ -243,45 +239,3 @@ class PretrainRunner:
 
 def _digest_content(documents: Iterable[Document]) -> DigestParts:
     return (part for document in documents for part in (document.name, document.text))
-
-
-def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
-    """Optimiser steps of the default small model on sequences of `length` tokens, for `headscope bench`.
-
-    The reference is a plain loop over transformers' model. `model` is not used.
-    """
-    options = PretrainOptions.model_validate({"length": length})
-    shape = (options.batch, length)
-    ids = torch.randint(options.vocabulary, shape, generator=torch.Generator().manual_seed(0))
-    loops = {f"pretrain: {STEPS_PER_TIMING} steps of a plain loop": _plain_training_loop(options, ids)}
-    for variant in TIMED_VARIANTS:
-        loops[f"pretrain: {STEPS_PER_TIMING} steps under {variant}"] = _headscope_training_loop(variant, options, ids)
-    return loops
-
-
-def _plain_training_loop(options: PretrainOptions, ids: torch.Tensor) -> Callable[[], None]:
-    module = random_model(options, options.vocabulary, 0)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=options.learning_rate, betas=BETAS, eps=EPSILON)
-
-    def steps(count: int = STEPS_PER_TIMING) -> None:
-        for _ in range(count):
-            optimizer.zero_grad()
-            module(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-            optimizer.step()
-
-    steps(1)
-    return steps
-
-
-def _headscope_training_loop(variant: str, options: PretrainOptions, ids: torch.Tensor) -> Callable[[], None]:
-    model = load(random_model(options, options.vocabulary, 0))
-    positions = initial_positions(variant, model)
-    trainer = PretrainTrainer(model, positions, options)
-
-    def steps(count: int = STEPS_PER_TIMING) -> None:
-        with attached(model, positions):
-            for _ in range(count):
-                trainer.step(ids, 1.0)
-
-    steps(1)
-    return steps

@@ -7,8 +7,7 @@ transformers' defaults; the weight decay.
 """
 
 import re
-from collections.abc import Mapping
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -53,15 +52,6 @@ class TrainingKey(NamedTuple):
 
 class PretrainOptions(Options):
     """Training of small models from random weights. The study's texts are the validation texts."""
-
-    former_names: ClassVar[Mapping[str, str]] = {
-        "train": "training_texts",
-        "watch": "measure_checkpoints",
-        "mix": "sample_by",
-        "rate": "learning_rate",
-        "frequency_rate": "frequency_learning_rate",
-        "scale_rate": "scale_learning_rate",
-    }
 
     trainings: list[str] = Field(
         ["rope", "prope", "alibi", "nope", "adarope", "no-freq", "no-scale", "shared-freq", "rope:1", "adarope:1"],

@@ -175,17 +175,6 @@ def held_out(run: RunTables, model: str) -> HeldOut | None:
     return judge_held_out(scores.to_numpy(np.float64), second_group(run, model, scores))
 
 
-def prompt_scores(run: RunTables, model: str, heads: list[tuple[int, int]]) -> pd.Series:
-    """Mean attention mass of the shown pair over some heads (layer, head), by text.
-
-    From the last token of a prompt to its instruction this is the focus score of Attention Tracker (Hung et al. 2025,
-    equation 4).
-    """
-    scores = head_scores(run, model).droplevel("kv_group")
-    means: pd.Series = scores.loc[heads].mean()
-    return means
-
-
 def span_means(run: RunTables, model: str, layer: int | None = None, head: int | None = None) -> pd.DataFrame:
     """Mean mass and chance over texts by query and key span, of one head or over all heads."""
     of_head = {} if layer is None else {"layer": layer, "head": head}

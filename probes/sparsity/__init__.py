@@ -15,7 +15,7 @@ class Sparsity(Probe):
     example = "headscope sparsity --model base=smollm2-135m --length 2048"
     parts = (
         "options runner tables statistics head_columns questions results head_results overview=analysis.overview "
-        "glossary charts overview_cards head_charts bench"
+        "glossary charts overview_cards head_charts"
     )
 
 

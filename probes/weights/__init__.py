@@ -14,7 +14,7 @@ class Weights(Probe):
     example = "headscope weights --model base=smollm2-135m --tokens king,queen --heads L5H3"
     parts = (
         "options runner tables statistics head_columns questions results head_results glossary charts head_charts "
-        "row_charts bench"
+        "row_charts"
     )
 
 

@@ -125,11 +125,8 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     blocks = []
     if "head_circuits" in run.tables:
         rows = plain_types(run.table("head_circuits")).set_index(HEAD_KEYS)
-        is_centred = rows.pop("is_centred")
-        rows["ov_copying"] = rows["copying"].where(is_centred)
-        uncentred = rows["copying_uncentred"].where(rows["copying_uncentred"] >= -1)  # absent in earlier runs
-        rows["ov_copying_uncentred"] = rows["copying"].mask(is_centred, uncentred)
-        blocks.append(rows.drop(columns=["copying", "copying_uncentred"]).dropna(axis=1, how="all"))
+        copying = {name: f"ov_{name}" for name in ("copying", "copying_uncentred")}
+        blocks.append(rows.drop(columns="is_centred").rename(columns=copying))
     if "head_composition" in run.tables:
         best = strongest_inputs(run)
         wide = best.pivot_table(index=HEAD_KEYS, columns="input", values="excess", observed=True)
@@ -220,13 +217,10 @@ def strongest_paths(rows: pd.DataFrame, count: int, chance: float | None = None)
     return rows[is_above].nlargest(count, "excess")
 
 
-def chance_score(run: RunTables, model: str, kind: str) -> float | None:
-    """The bound of composition scores of a model by chance, from `composition_null`; None in runs without it."""
-    if "composition_null" not in run.tables:
-        return None
+def chance_score(run: RunTables, model: str, kind: str) -> float:
+    """The bound of composition scores of a model by chance, from `composition_null`."""
     rows = run.table("composition_null")
-    values = rows.loc[(rows["model"] == model) & (rows["input"] == kind), "bound"]
-    return None if values.empty else float(values.iloc[0])
+    return float(rows.loc[(rows["model"] == model) & (rows["input"] == kind), "bound"].iloc[0])
 
 
 def rows_of_head(run: RunTables, table: str, model: str, layer: int, head: int) -> pd.DataFrame:

@@ -26,10 +26,10 @@ QUESTIONS = (
         name="weights.composition",
         sentence="In {model}, [the strongest {input}-compositions are {listed:+.3f}][no {input}-composition exceeds "
         "chance: the largest is {largest_by_chance:+.3f}] (composition score minus the mean of random matrices of the "
-        "same shapes, {random:.3f})[. {above:,} of {n:,} pairs have a score above {chance:.3f}; by chance the largest "
+        "same shapes, {random:.3f}). {above:,} of {n:,} pairs have a score above {chance:.3f}; by chance the largest "
         "score exceeds this value in one of 20 cases (null distribution: a random sign for each dimension that the "
-        "earlier head writes to, which keeps all norms)]",
-        headline="Strongest {input}-composition: {largest:+.3f}[; {above:,} of {n:,} pairs exceed chance]",
+        "earlier head writes to, which keeps all norms)",
+        headline="Strongest {input}-composition: {largest:+.3f}; {above:,} of {n:,} pairs exceed chance",
         number="+.3f",
         level="headline",
     ),

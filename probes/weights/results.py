@@ -7,7 +7,7 @@ import pandas as pd
 
 from headscope.effects.statistics import MIN_COMPARED, rank_correlation
 from headscope.heads import format_head
-from headscope.rendering.text import WINDOWED, describe_sink_rows, head_mask, heads_by_model, heads_by_window
+from headscope.rendering.text import SINK_ROWS, WINDOWED, head_mask, heads_by_model, heads_by_window
 from headscope.results.ranks import head_ranks
 from headscope.results.result import Result
 from headscope.runs.column_metadata import exceeds, roles, statistic
@@ -125,7 +125,7 @@ def _composition_results(run: Run, label: str) -> Iterator[Result]:
                 "largest_by_chance": {} if paths else _excess_by_path(largest),
                 "random": float(largest["baseline"].iloc[0]),
                 "chance": chance,
-                "above": None if chance is None else int((of_kind["score"] > chance).sum()),
+                "above": int((of_kind["score"] > chance).sum()),
             },
         )
 
@@ -186,7 +186,7 @@ def _value_results(run: Run, label: str, heads: pd.DataFrame) -> Iterator[Result
             where={"context_length": length, **layers},
             details={
                 "heads": len(rows),
-                "sink_rows": describe_sink_rows(bins, rows) if is_windowed else "",
+                "sink_rows": SINK_ROWS if is_windowed else "",
                 "key_mass": float(rows["key_sink_mass"].median()),
                 "value_mass": float(rows["value_sink_mass"].median()),
                 "key_length": float(rows["key_effective_length"].median()),

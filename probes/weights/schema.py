@@ -147,19 +147,15 @@ HEAD_CIRCUITS = Table(
             "is_centred",
             "flag",
             "",
-            "whether the mean of W_U over the vocabulary was subtracted, as in direct logit attribution; runs of "
-            "earlier versions did not",
-            absent=False,
+            "whether the mean of W_U over the vocabulary was subtracted, as in direct logit attribution",
         ),
         Column(
             "copying_uncentred",
             "value",
             "",
-            "the same without subtracting that mean, as TransformerLens counts without center_unembed; -2 in runs "
-            "of earlier versions, which lack it",
-            -2,
+            "the same without subtracting that mean, as TransformerLens counts without center_unembed",
+            -1,
             1,
-            absent=-2,
         ),
         Column("ov_norm", "value", "", "Frobenius norm of W_OV, norm gains folded in", 0),
         Column("qk_norm", "value", "", "Frobenius norm of W_QK at distance 0, without the scale of the logits", 0),

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pandas as pd
 
-from headscope.bench.synthetic_run import synthetic_manifest
+from benchmarks.synthetic_run import synthetic_manifest
 from headscope.run import Run
 from headscope.runs.writer import RunWriter
 from support.synthetic_rows import ROWS

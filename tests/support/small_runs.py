@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from headscope.bench.synthetic_run import synthetic_manifest
+from benchmarks.synthetic_run import synthetic_manifest
 from headscope.runs.writer import RunWriter
 
 CONFIG = {"models": {"base": "tiny"}, "docs": 4}

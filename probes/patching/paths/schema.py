@@ -158,7 +158,6 @@ PLACE_KEYS = tuple(
         "",
         f"positions at which {meaning}: all, a named span, a token or a range by number",
         key=True,
-        absent=ALL_TOKENS,
     )
     for end, meaning in (("sender", "the sender changes"), ("receiver", "the input of the receiver follows"))
 )
@@ -169,7 +168,6 @@ MLPS_RECOMPUTED = Column(
     "",
     "whether MLPs between sender and receiver were recomputed (Wang et al. 2022), not frozen",
     key=True,
-    absent=False,
 )
 
 PATHS = Table(

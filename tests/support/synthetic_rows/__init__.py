@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from headscope.bench.synthetic_run import Sizes
+from benchmarks.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
 
 from . import (

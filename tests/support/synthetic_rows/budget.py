@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.bench.synthetic_run import Sizes
+from benchmarks.synthetic_run import Sizes
 from headscope.bins import position_bin_edges
 from headscope.runs.arrow import Rows
 from probes.budget.schema import (

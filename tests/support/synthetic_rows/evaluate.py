@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from headscope.bench.synthetic_run import Sizes
+from benchmarks.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from headscope.bench.synthetic_run import Sizes
+from benchmarks.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
 from probes.imported.schema import IMPORTED
 

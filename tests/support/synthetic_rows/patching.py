@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from headscope.bench.synthetic_run import Sizes
+from benchmarks.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
 from probes.patching.effects import effect_columns
 from probes.patching.schema import ACTIVATIONS, ALL_POSITIONS, LAYER_ACTIVATIONS, WHOLE_GROUP

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.bench.synthetic_run import Sizes
+from benchmarks.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
 from probes.patching.effects import effect_columns
 from probes.patching.paths.schema import LOGITS, RECEIVER_INPUTS

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.bench.synthetic_run import Sizes
+from benchmarks.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
 
 SYNTHETIC_RULES = {

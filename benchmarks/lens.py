@@ -25,8 +25,7 @@ def bridge_class() -> Any:
         from transformer_lens.model_bridge import TransformerBridge
     except ImportError as error:
         raise ResourceMissing(
-            f"the comparison with transformer-lens needs {missing_package(error)}. Run pip install 'headscope[lens]', "
-            "or use --lens-length 0"
+            f"the comparison with transformer-lens needs {missing_package(error)}. Run pip install 'headscope[lens]'"
         ) from error
     return TransformerBridge
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from headscope.bench.lens import text_pair
+from benchmarks.lens import text_pair
 from headscope.interventions.pair_runs import PairRuns
 from headscope.interventions.parts import PART_NAMES, inspect_layer_parts
 from headscope.interventions.units import head_units

@@ -1,21 +1,17 @@
 """Time of measuring in bfloat16 on this CPU, and how much bfloat16 changes stored values and statistics of heads."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import torch
 
-from headscope.api import run_probe
+from headscope.bench.measuring import SAMPLED_ROWS, TABLES
 from headscope.bench.timing import time_calls
-from headscope.bench.variants import SAMPLED_ROWS, TABLES
-from headscope.positions.model import Model, load
+from headscope.positions.model import load
 from headscope.prompts.texts import load_token_documents
-from headscope.runs.column_metadata import is_statistic, statistic
 from probes.measure.run import measure_tokens
 
 DOCS = 4
@@ -81,23 +77,11 @@ def _rms(values: npt.NDArray[np.float64]) -> float:
     return float(np.sqrt(np.square(values).mean()))
 
 
-def precision_differences(half: Model, full: Model, length: int) -> pd.DataFrame:
-    """Differences of one checkpoint in bfloat16 (`half`) and in float32 (`full`), on one document of `length` tokens.
-
-    One row per statistic of heads: median: of |half - full| / |full| over heads; largest: its 95 % quantile;
-    rank_correlation: Spearman's, of the heads. A statistic that all heads share, or that is zero, has no row.
-    """
-    heads = []
-    with TemporaryDirectory() as folder:
-        for model in (full, half):
-            tables = ["attention", "pairs"]
-            run = run_probe("measure", model, lengths=[length], docs=1, tables=tables, out=folder, quiet=True)
-            heads.append(run.heads)
-    exact, rounded = heads
-    rows = []
-    for name in map(str, exact):
-        if is_statistic(name) and exact[name].nunique() > 1:
-            relative = (rounded[name] - exact[name]).abs() / exact[name].abs().where(exact[name] != 0)
-            correlation = exact[name].corr(rounded[name], method="spearman")
-            rows.append((statistic(name).label, relative.median(), relative.quantile(0.95), correlation))
-    return pd.DataFrame(rows, columns=["statistic", "median", "largest", "rank_correlation"])
+def rounding_verdict(table: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence on the error of bfloat16."""
+    worst = max(row["error_over_sampling"] for row in table)
+    relation = "smaller than" if worst < 1 else "larger than"
+    return (
+        f"The error of bfloat16 is up to {worst:g} times the sampling error, {relation} the variation between "
+        "documents. --dtype auto uses float32 on CPU."
+    )

@@ -1,13 +1,11 @@
 """Models with random weights of a named shape: what measuring costs on a machine without a checkpoint."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from headscope.bench.timing import time_calls
-from headscope.bench.variants import measuring_calls, warm_up_kernels
 from headscope.errors import BadInput
 from headscope.models.checkpoint import pick_device
 from headscope.positions.model import Model, load
@@ -35,14 +33,6 @@ MAX_CONTEXT = 2**17
 """Native context of the models in tokens."""
 
 
-def compare_shape(shape: str, length: int, repeats: int, device: str) -> Iterator[list[dict[str, Any]]]:
-    """Yield the table of measuring calls of a model of this shape, over random tokens. Raises BadInput for others."""
-    model = random_model(shape, device)
-    ids = torch.randint(3, SHAPES[shape]["vocab_size"] - 1, (length,), generator=torch.Generator().manual_seed(0))
-    warm_up_kernels(model, ids)
-    yield time_calls(length, measuring_calls(model, ids), repeats, model.device)
-
-
 def random_model(shape: str, device: str = "auto") -> Model:
     """A Llama of this shape with random weights: bfloat16 on CUDA, otherwise float32."""
     if shape not in SHAPES:
@@ -55,3 +45,8 @@ def random_model(shape: str, device: str = "auto") -> Model:
         dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
         module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     return load(module.eval())
+
+
+def random_tokens(shape: str, length: int) -> torch.Tensor:
+    """Random tokens [length] of the vocabulary of this shape."""
+    return torch.randint(3, SHAPES[shape]["vocab_size"] - 1, (length,), generator=torch.Generator().manual_seed(0))

@@ -1,6 +1,6 @@
 """How the cost of the steps around measuring grows with the size of a study: time and memory at twice the size.
 
-Each step runs in a process of its own, on synthetic rows: `python -m headscope.bench.scale STEP SIZE FOLDER`.
+Each step runs in a process of its own, on synthetic rows: `python -m benchmarks.scale STEP SIZE FOLDER`.
 """
 
 import json
@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from headscope.bench.synthetic_run import Sizes, rope_frequencies, synthetic_manifest, synthetic_run
+from benchmarks.synthetic_run import Sizes, rope_frequencies, synthetic_manifest, synthetic_run
 from headscope.runs.run import Run, combine_runs
 from headscope.study import process_memory
 
+ROOT = Path(__file__).parents[1]
 MAX_TIME_RATIO, MAX_MEMORY_RATIO = 2.3, 1.2
 """Bounds of the ratios at twice the size."""
 LAYERS, HEADS, GROUPS, PAIRS, LENGTH = 16, 16, 4, 32, 8192
@@ -53,8 +54,10 @@ def compare_growth() -> Iterator[list[dict[str, Any]]]:
 
 def _run_step(step: str, size: int, folder: Path) -> dict[str, float]:
     """Seconds of processor time and megabytes of a step, in a process of its own."""
-    command = [sys.executable, "-m", "headscope.bench.scale", step, str(size), str(folder)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)  # errors are shown as they come
+    command = [sys.executable, "-m", "benchmarks.scale", step, str(size), str(folder)]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, check=True, text=True, cwd=ROOT
+    )  # errors are shown as they come
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return measured
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headscope.bench.synthetic_run import Sizes, synthetic_run
+from benchmarks.synthetic_run import Sizes, synthetic_run
 from headscope.errors import ResourceMissing
 
 CLICK_COUNT = 10

@@ -1,4 +1,4 @@
-"""Every figure of docs/performance.md in one session on a machine with a GPU: `python -m headscope.bench.gpu_session`.
+"""Every figure of docs/performance.md in one session on a machine with a GPU: `python -m benchmarks.gpu_session`.
 
 Each step is a process of its own with a time limit, and is printed as soon as it ends, so that a session that is cut
 off keeps what it has measured. `--compare RUN RUN` compares the tables of two runs of the same study.
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.bench.comparison import GPU_BOUNDS
+from benchmarks.comparison import GPU_BOUNDS
 
-STUDY = Path(__file__).parents[1] / "study_files" / "gpu.yaml"
+STUDY = Path(__file__).parents[1] / "headscope" / "study_files" / "gpu.yaml"
 LENGTHS = sorted({length for _, length in GPU_BOUNDS})
 SHORT = 8192
 """Longest context that is timed three times; longer ones are timed once."""
@@ -30,26 +30,38 @@ def run_session(arguments: argparse.Namespace) -> None:
     """Run every step and print it, the table of the ratios last."""
     device = ["--device", arguments.device]
     if arguments.device == "cuda":
-        _run("kernels and tables against eager attention", ["selfcheck", *device, "--longest", "0", "--json"], 120)
+        _run(
+            "kernels and tables against eager attention",
+            ["headscope", "selfcheck", *device, "--longest", "0", "--json"],
+            120,
+        )
     rows: list[dict[str, Any]] = []
     for length in arguments.lengths:
         repeats = "3" if length <= SHORT else "1"
-        command = ["bench", *device, "--shape", arguments.shape, "--length", str(length), "--repeats", repeats]
-        if output := _run(f"{length:,} tokens", [*command, "--json"], 240):
+        command = ["benchmarks", "measuring", *device, "--shape", arguments.shape, "--length", str(length)]
+        if output := _run(f"{length:,} tokens", [*command, "--repeats", repeats, "--json"], 240):
             rows += json.loads(output.splitlines()[-1])["rows"]
     print(*ratio_table(rows), sep="\n", flush=True)
     if arguments.study:
-        study = ["run", "--config", str(arguments.study), *device, "--dtype", "fp32", "--out", str(arguments.out)]
+        study = [
+            "headscope",
+            "run",
+            "--config",
+            str(arguments.study),
+            *device,
+            "--dtype",
+            "fp32",
+            "--out",
+            str(arguments.out),
+        ]
         _run("the study", study, 240)
 
 
 def _run(name: str, command: Sequence[str], limit: int) -> str:
-    """The output of a headscope command; prints its time, its output and what went wrong."""
+    """The output of a module with arguments; prints its time, its output and what went wrong."""
     start = time.monotonic()
     try:
-        result = subprocess.run(
-            [sys.executable, "-m", "headscope", *command], capture_output=True, text=True, timeout=limit
-        )
+        result = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=limit)
         status = "" if result.returncode == 0 else f", exit code {result.returncode}: {result.stderr[-500:]}"
         output = result.stdout
     except subprocess.TimeoutExpired:

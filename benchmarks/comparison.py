@@ -1,15 +1,11 @@
 """The figures of a bench beside their bounds and beside those of an earlier bench."""
 
 import json
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from headscope.bench.variants import ALL_MEASURES, EXACT_STATISTICS, SAMPLED_STATISTICS
+from headscope.bench.measuring import ALL_MEASURES, EXACT_STATISTICS, SAMPLED_STATISTICS
 from headscope.errors import BadInput, ResourceMissing
 from headscope.user_input import expand_path, quote, read_text_file
 
@@ -35,12 +31,6 @@ GPU_BOUNDS = {
 GPU_BOUNDS_SHAPE = "llama-8b"
 
 
-def describe_machine() -> str:
-    """GPU if there is one, processor, cores, threads of torch and its version, in one line."""
-    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
-    return f"{gpu}{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}"
-
-
 def add_bounds(rows: Sequence[Row], on_gpu: bool = False, shape: str | None = None) -> list[dict[str, Any]]:
     """The rows, with a column `bound` if one of them has a bound; on a GPU only a model of `GPU_BOUNDS_SHAPE` has."""
     bounds_by_call = BOUNDS if not on_gpu else GPU_BOUNDS if shape == GPU_BOUNDS_SHAPE else {}
@@ -59,10 +49,10 @@ def read_earlier(path: Path) -> tuple[str, dict[Key, Row]]:
         earlier = json.loads(read_text_file(expand_path(path, "earlier bench"), f"earlier bench {quote(str(path))}"))
         return f"{earlier['date']}, {earlier['machine']}", {_key(row): row for row in earlier["rows"]}
     except FileNotFoundError as error:
-        message = f"no earlier bench at {quote(str(path))}. Write it with headscope bench --json"
+        message = f"no earlier bench at {quote(str(path))}. Write it with --json"
         raise ResourceMissing(message) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        message = f"{quote(str(path))} is not the output of headscope bench --json. Use a file that it wrote"
+        message = f"{quote(str(path))} is not the output of a bench with --json. Use a file that it wrote"
         raise BadInput(message) from error
 
 
@@ -74,11 +64,3 @@ def add_earlier(rows: Sequence[Row], earlier: Mapping[Key, Row]) -> list[dict[st
 def _key(row: Row) -> Key:
     """What a row times: its texts, and the context length."""
     return *(value for value in row.values() if isinstance(value, str)), row.get("length")
-
-
-def _processor() -> str:
-    """The processor's name on Linux, else its architecture."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

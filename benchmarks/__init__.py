@@ -1,0 +1,1 @@
+"""Timings for developers, outside the wheel: `python -m benchmarks MODE`, or `make bench-MODE`."""
