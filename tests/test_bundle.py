@@ -32,7 +32,6 @@ from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
-from probes.measure import report as measure_report
 
 HOSTILE = '</script><b title="x">&amp;'
 LAYERS, HEADS = 2, 2
@@ -252,7 +251,7 @@ def test_default_models_share_their_charts_and_every_other_model_has_its_own(
         drawn.append(len(styles))
         return rotary.draw_spectrum(usage, styles, layer, head)
 
-    monkeypatch.setattr(measure_report, "SPECTRUM", replace(measure_report.SPECTRUM, prepare=prepare, draw=draw))
+    monkeypatch.setattr(rotary, "SPECTRUM", replace(rotary.SPECTRUM, prepare=prepare, draw=draw))
     page = SitePages(many).page(Address("/head/0.1", is_per_model=True))
     assert [*page.content_by_model] == models
     assert drawn == [6, *[7] * 10]

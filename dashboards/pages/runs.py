@@ -11,7 +11,7 @@ from dashboards.run_store import current_store, run_label
 from dashboards.view_state import ViewState, build_url
 from headscope import plugins
 from headscope.declaration import Declaration
-from headscope.plots import axes, style
+from headscope.plots import axes, shapes, style
 from headscope.rendering.blocks import Block, Chart, LazySequence, PageContent, RecordTable, TextBlock, TextTable
 from headscope.rendering.comparison import comparison_tables
 from headscope.rendering.explorer_blocks import query_link
@@ -78,22 +78,19 @@ def _coverage_chart(runs: Sequence[Run]) -> Chart:
     }
     labels = [probe.tab or probe.title for probe in rows_by_probe]
     counts = pd.DataFrame([*rows_by_probe.values()], labels, short_names([run.path.name for run in runs])).T
-    figure = style.new_figure("What each run holds", 120 + 24 * len(runs))
-    figure.add_heatmap(
-        x=[*counts],
-        y=[style.escape_label(name) for name in counts.index],
-        z=np.log10(counts.where(counts > 0).to_numpy(np.float64)),
+    measured = counts.where(counts > 0).astype("float64")
+    figure = shapes.matrix(
+        "What each run holds",
+        measured.map(np.log10).rename(style.escape_label),
+        "%{y}<br>%{x}: %{customdata[0]:,} rows",
+        {"type": "category", "showgrid": False, "tickfont_size": 10, "tickangle": -35},
+        {"type": "category", "autorange": "reversed", "showgrid": False, "dtick": 1},
+        height=120 + 24 * len(runs),
         customdata=counts.to_numpy()[..., None],
-        hovertemplate="%{y}<br>%{x}: %{customdata[0]:,} rows<extra></extra>",
         hoverongaps=False,
-        xgap=1,
-        ygap=1,
-        colorscale=style.SEQUENTIAL_SCALE,
-        colorbar={"title": {"text": "rows"}, **axes.log_colorbar(counts.where(counts > 0))},
+        colorbar={"title": {"text": "rows"}, **axes.log_colorbar(measured)},
     )
-    figure.update_xaxes(type="category", showgrid=False, tickfont_size=10, tickangle=-35)
-    figure.update_yaxes(type="category", autorange="reversed", showgrid=False, dtick=1)
-    style.set_top_margin(style.set_metadata(figure, value="rows", value_index=0, x="probe", y="run"))
+    style.set_metadata(figure, value="rows", value_index=0, x="probe", y="run")
     newest = f", the {len(runs)} newest" if len(runs) == MAX_CHART_RUNS else ""
     return Chart(
         figure,

@@ -14,6 +14,8 @@ import plotly.graph_objects as go
 
 from headscope.plots import style
 
+ZERO_CENTRED_SCALE = {"colorscale": style.DIVERGING_SCALE, "zmid": 0}
+"""Plotly settings of a heatmap of signed values: white is zero."""
 MAX_MARKS = 24
 """Cells with a mark; the largest values."""
 MAX_COLUMNS = 6
@@ -44,6 +46,15 @@ def symmetric_colorbar(
     if is_clipped(high, limit) and high > 0:
         texts[-1] = f"<br>≥ {texts[-1]}<br>max {format_value(high)}"  # the empty line keeps the title above free
     return {"tickvals": ticks, "ticktext": [text.replace("-", "−") for text in texts]}
+
+
+def signed_colours(limit: float, unit: str, values: npt.ArrayLike = ()) -> dict[str, Any]:
+    """Plotly settings of a heatmap from blue (-limit) over white (0) to red (limit).
+
+    An end of its colour bar beyond which some of the `values` lie states their extreme.
+    """
+    bar = {"title": {"text": unit}} | symmetric_colorbar(values, limit)
+    return {"zmin": -limit, "zmax": limit, "colorbar": bar, **ZERO_CENTRED_SCALE}
 
 
 def mark_clipped_cells(

@@ -1,12 +1,13 @@
 """A statistic by layer and by training step: the mean or median over heads with a quantile band."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.plots import axes, style
+from headscope.plots import axes, shapes, style
 from headscope.plots.axes import CountAxis
 from headscope.runs.column_metadata import statistic
 
@@ -21,15 +22,13 @@ def plot_by_layer(heads: pd.DataFrame, statistic_name: str) -> go.Figure:
     title = f"{stat.title} by layer"
     if reason := style.missing_data_reason(heads, "model", statistic_name):
         return style.empty_figure(title, reason)
-    styles = style.model_styles(heads)
-    figure = style.new_figure(title)
-    for label, model_style in styles.items():
-        table = _quantile_bands(heads[heads["model"] == label], "layer", statistic_name, stat.log_scale)
-        style.add_line_with_band(
-            figure, table, model_style, f"layer %{{x}}: {stat.label} %{{y:.4g}}{style.unit_suffix(stat.unit)}"
-        )
-    figure.update_xaxes(title_text="layer", dtick=max(1, int(heads["layer"].max()) // 6))
-    return _label_y_axis(figure, heads[statistic_name], statistic_name)
+    curves = {
+        model_style: _quantile_bands(heads[heads["model"] == label], "layer", statistic_name, stat.log_scale)
+        for label, model_style in style.model_styles(heads).items()
+    }
+    hover = f"layer %{{x}}: {stat.label} %{{y:.4g}}{style.unit_suffix(stat.unit)}"
+    layer_axis = {"title_text": "layer", "dtick": max(1, int(heads["layer"].max()) // 6)}
+    return shapes.bands(title, curves, hover, layer_axis, _statistic_axis(heads, statistic_name))
 
 
 def plot_over_steps(
@@ -76,8 +75,8 @@ def plot_over_steps(
             name=f"layer {layer}, head {head}",
             hovertemplate=f"{hover}<extra>layer {layer}, head {head}</extra>",
         )
-    figure.update_xaxes(title_text="training step", **axis.settings)
-    return _label_y_axis(figure, heads[statistic_name], statistic_name)
+    step_axis = {"title_text": "training step", **axis.settings}
+    return shapes.finish(figure, step_axis, _statistic_axis(heads, statistic_name))
 
 
 def plot_layers_by_step(heads: pd.DataFrame, statistic_name: str, training_steps: Mapping[str, int]) -> go.Figure:
@@ -93,25 +92,22 @@ def plot_layers_by_step(heads: pd.DataFrame, statistic_name: str, training_steps
     rows = rows.assign(step=rows["model"].astype(str).map(dict(training_steps)))
     if rows.empty:
         return style.empty_figure(title, "no model has a training step")
-    grid = rows.groupby(["layer", "step"])[statistic_name].median().unstack("step")
-    numbers = grid.to_numpy(dtype=np.float64)
-    figure = style.new_figure(title, int(np.clip(150 + 14 * len(grid), 280, 640)))
-    bar = {"title": {"text": stat.unit}} | (axes.log_colorbar(numbers) if stat.log_scale else {})
-    figure.add_heatmap(
-        x=[f"{step:,}" for step in grid.columns],
-        y=list(grid.index),
-        z=np.log10(numbers) if stat.log_scale else numbers,
-        customdata=numbers,
-        hovertemplate=f"layer %{{y}}, step %{{x}}: {stat.label} %{{customdata:.4g}}{style.unit_suffix(stat.unit)}"
-        "<extra></extra>",
-        colorscale=style.SEQUENTIAL_SCALE,
-        colorbar=bar,
-        xgap=1,
-        ygap=1,
+    grid = rows.groupby(["layer", "step"])[statistic_name].median().unstack("step").astype("float64")
+    numbers = grid.to_numpy()
+    colours: dict[str, Any] = (
+        {"colorbar": {"title": {"text": stat.unit}} | axes.log_colorbar(numbers)} if stat.log_scale else {}
     )
-    figure.update_xaxes(title_text="training step", type="category", showgrid=False)
-    figure.update_yaxes(title_text="layer", showgrid=False)
-    return style.set_top_margin(figure)
+    return shapes.matrix(
+        title,
+        (grid.map(np.log10) if stat.log_scale else grid).rename(columns="{:,}".format),
+        f"layer %{{y}}, step %{{x}}: {stat.label} %{{customdata:.4g}}{style.unit_suffix(stat.unit)}",
+        {"title_text": "training step", "type": "category", "showgrid": False},
+        {"title_text": "layer", "showgrid": False},
+        unit=stat.unit,
+        height=int(np.clip(150 + 14 * len(grid), 280, 640)),
+        customdata=numbers,
+        **colours,
+    )
 
 
 def _quantile_bands(heads: pd.DataFrame, group_column: str, statistic_name: str, log_scale: bool) -> pd.DataFrame:
@@ -126,9 +122,6 @@ def _quantile_bands(heads: pd.DataFrame, group_column: str, statistic_name: str,
     return table.apply(np.exp) if log_scale else table
 
 
-def _label_y_axis(figure: go.Figure, values: pd.Series, statistic_name: str) -> go.Figure:
+def _statistic_axis(heads: pd.DataFrame, statistic_name: str) -> shapes.Axis:
     stat = statistic(statistic_name)
-    figure.update_yaxes(title_text=stat.label_with_unit)
-    if stat.log_scale:
-        figure.update_yaxes(axes.log_axis(values))
-    return style.fit_legend(figure)
+    return {"title_text": stat.label_with_unit, **(axes.log_axis(heads[statistic_name]) if stat.log_scale else {})}

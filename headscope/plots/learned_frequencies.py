@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.plots import style
+from headscope.plots import shapes, style
+from headscope.plots.colour_range import signed_colours
 from headscope.plots.draft import Draft
 
 REFERENCE_LABELS = {"log_theta_base": "the checkpoint", "log_theta_init": "the initialisation"}
@@ -89,23 +90,18 @@ def plot_frequency_change(positions: pd.DataFrame, model: str, reference_column:
     mean_changes = changes.groupby(["model", "layer", "pair"], observed=True)["change"].mean()
     limit = float(mean_changes.abs().max()) or 1e-3
     grid = model_changes.pivot_table(index="layer", columns="pair", values="change")
-    figure = style.new_figure(title, int(np.clip(150 + 14 * len(grid), 280, 640)))
-    figure.add_heatmap(
-        x=list(grid.columns),
-        y=list(grid.index),
-        z=grid.to_numpy(),
+    figure = shapes.matrix(
+        title,
+        grid,
+        "layer %{y}, pair %{x}<br>ln θ %{z:+.3g}, θ × %{customdata:.3g}",
+        {"title_text": "rotary pair f, highest frequency first", "showgrid": False},
+        {"title_text": "layer", "showgrid": False},
+        height=int(np.clip(150 + 14 * len(grid), 280, 640)),
+        gaps=False,
         customdata=np.exp(grid.to_numpy()),
-        hovertemplate="layer %{y}, pair %{x}<br>ln θ %{z:+.3g}, θ × %{customdata:.3g}<extra></extra>",
-        colorbar={"title": {"text": "Δ ln θ"}},
-        zmin=-limit,
-        zmax=limit,
-        colorscale=style.DIVERGING_SCALE,
+        **signed_colours(limit, "Δ ln θ"),
     )
-    figure.update_xaxes(title_text="rotary pair f, highest frequency first", showgrid=False)
-    figure.update_yaxes(title_text="layer", showgrid=False)
-    return style.set_metadata(
-        style.set_top_margin(figure), value="mean change of ln θ", model=style.escape_label(model)
-    )
+    return style.set_metadata(figure, value="mean change of ln θ", model=style.escape_label(model))
 
 
 def plot_layers_by_change(positions: pd.DataFrame, model: str, reference_column: str = "log_theta_base") -> go.Figure:
@@ -141,15 +137,10 @@ def plot_layers_by_change(positions: pd.DataFrame, model: str, reference_column:
         hovertemplate="layer %{customdata[0]}, KV group %{customdata[2]}: rms change of ln θ %{y:.3g}<extra></extra>",
         name="KV group",
     )
-    figure.update_xaxes(
-        title_text="layer, largest change first",
-        tickvals=list(positions_on_axis),
-        ticktext=[str(layer) for layer in order],
-        showgrid=False,
-    )
-    figure.update_yaxes(title_text="rms change of ln θ", rangemode="tozero")
+    ticks = {"tickvals": list(positions_on_axis), "ticktext": [str(layer) for layer in order], "showgrid": False}
+    y = {"title_text": "rms change of ln θ", "rangemode": "tozero"}
     return style.set_metadata(
-        style.declare_head_points(style.fit_legend(figure)),
+        style.declare_head_points(shapes.finish(figure, {"title_text": "layer, largest change first", **ticks}, y)),
         x="rank",
         value="rms change of ln θ",
         model=style.escape_label(model),

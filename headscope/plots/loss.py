@@ -1,11 +1,10 @@
 """Next-token loss by position in the context, and its difference from a baseline."""
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.plots import axes, style
-from headscope.runs.aggregation import confidence_interval
+from headscope.plots import shapes, style
+from headscope.plots.shapes import mean_curve
 
 
 def plot_loss_by_position(nll: pd.DataFrame) -> go.Figure:
@@ -17,15 +16,13 @@ def plot_loss_by_position(nll: pd.DataFrame) -> go.Figure:
     if reason := style.missing_data_reason(nll, "model", "position", "nll"):
         return style.empty_figure(title, reason)
     losses = _losses_by_document(nll)
-    figure = style.new_figure(title)
+    curves = {}
     for label, model_style in style.model_styles(nll).items():
-        if label not in losses:
-            continue
-        model_losses = losses[label]
-        mean, deviation = model_losses.mean(axis=1), model_losses.std(axis=1, ddof=1)
-        curve = pd.DataFrame({"mean": mean, "low": mean - deviation, "high": mean + deviation})
-        style.add_line_with_band(figure, curve, model_style, "up to position %{x:,}: %{y:.4f} nats/token")
-    return _label_axes(figure, nll, "loss (nats/token)")
+        if label in losses:
+            mean, deviation = losses[label].mean(axis=1), losses[label].std(axis=1, ddof=1)
+            curves[model_style] = pd.DataFrame({"mean": mean, "low": mean - deviation, "high": mean + deviation})
+    hover = "up to position %{x:,}: %{y:.4f} nats/token"
+    return shapes.bands(title, curves, hover, shapes.position_axis(nll["position"]), "loss (nats/token)")
 
 
 def plot_loss_difference(nll: pd.DataFrame, baseline: str) -> go.Figure:
@@ -38,22 +35,16 @@ def plot_loss_difference(nll: pd.DataFrame, baseline: str) -> go.Figure:
     if reason := style.missing_data_reason(nll, "model", "position", "nll"):
         return style.empty_figure(title, reason)
     losses = _losses_by_document(nll)
-    styles = {
-        label: model_style
+    curves = {
+        model_style: mean_curve((losses[label] - losses[baseline]).dropna(axis=1, how="all").dropna())
         for label, model_style in style.model_styles(nll).items()
-        if label in losses and label != baseline
+        if {label, baseline} <= {*losses} and label != baseline
     }
-    if baseline not in losses or not styles:
+    if not curves:
         return style.empty_figure(title, "a comparison needs the baseline and at least one other model")
-    figure = style.new_figure(title)
-    figure.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
-    for label, model_style in styles.items():
-        difference = (losses[label] - losses[baseline]).dropna(axis=1, how="all").dropna()
-        low, high = confidence_interval(difference.to_numpy(dtype=np.float64))
-        curve = pd.DataFrame({"mean": difference.mean(axis=1), "low": low, "high": high})
-        hover = f"up to position %{{x:,}}: %{{y:+.4f}} nats/token relative to {style.escape_label(baseline)}"
-        style.add_line_with_band(figure, curve, model_style, hover)
-    return _label_axes(figure, nll, "loss difference (nats/token)")
+    hover = f"up to position %{{x:,}}: %{{y:+.4f}} nats/token relative to {style.escape_label(baseline)}"
+    axis = shapes.position_axis(nll["position"])
+    return shapes.bands(title, curves, hover, axis, "loss difference (nats/token)", level=0)
 
 
 def _losses_by_document(nll: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -64,9 +55,3 @@ def _losses_by_document(nll: pd.DataFrame) -> dict[str, pd.DataFrame]:
         str(label): block.groupby(["position", "doc"], observed=True)["nll"].mean().unstack()
         for label, block in rows.groupby("model")
     }
-
-
-def _label_axes(figure: go.Figure, nll: pd.DataFrame, y_title: str) -> go.Figure:
-    figure.update_xaxes(title_text="position (tokens, end of bin)", **axes.log_axis(nll["position"]))
-    figure.update_yaxes(title_text=y_title)
-    return style.fit_legend(figure)

@@ -9,29 +9,15 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import make_colorscale
 
-from headscope.plots import style
+from headscope.plots import shapes, style
+from headscope.plots.colour_range import ZERO_CENTRED_SCALE
 from headscope.plots.draft import Draft
+from headscope.plots.head_plot import HeadPlot
 from headscope.runs.aggregation import mean_with_interval
 
 DISTANCE_TITLE = "distance i − j (tokens)"
 PAIR_TITLE = "rotary pair f (0 is fastest)"
 Values = npt.NDArray[np.float64]
-ZERO_CENTRED_SCALE = {"colorscale": style.DIVERGING_SCALE, "zmid": 0}
-
-
-def plot_spectrum(pairs: pd.DataFrame, layer: int, head: int) -> go.Figure:
-    """Plot the rotary frequencies of one head, log10 theta (rad/token), above their usage E|c_f| (logits).
-
-    There is one line per model, at its longest context length. Error bars are 95 % confidence intervals over documents
-    if there are enough. A pair without rotation (theta 0) is a gap in the upper plot.
-    """
-    title = _spectrum_title(layer, head)
-    if reason := style.missing_data_reason(pairs, "model", "mean_abs", "theta"):
-        return style.empty_figure(title, reason)
-    rows = pairs[(pairs["layer"] == layer) & (pairs["head"] == head)]
-    if rows.empty:
-        return style.empty_figure(title, "this head was not measured")
-    return draw_spectrum(pair_usage(rows, layer, head), style.model_styles(rows), layer, head)
 
 
 class PairUsage(NamedTuple):
@@ -60,8 +46,12 @@ def pair_usage(pairs: pd.DataFrame, layer: int, head: int) -> dict[str, PairUsag
 def draw_spectrum(
     usage_by_model: Mapping[str, PairUsage], styles: Mapping[str, style.ModelStyle], layer: int, head: int
 ) -> go.Figure:
-    """The figure of `plot_spectrum` from the usage of pairs."""
-    figure = Draft.stacked(_spectrum_title(layer, head), 520)
+    """Plot the rotary frequencies of one head, log10 theta (rad/token), above their usage E|c_f| (logits).
+
+    There is one line per model. Error bars are 95 % confidence intervals over documents if there are enough. A pair
+    without rotation (theta 0) is a gap in the upper plot.
+    """
+    figure = Draft.stacked(SPECTRUM.title_of(layer, head), 520)
     for label, model_style in styles.items():
         usage = usage_by_model[label]
         line = {
@@ -90,8 +80,8 @@ def draw_spectrum(
     return figure.fit_legend().figure()
 
 
-def _spectrum_title(layer: int, head: int) -> str:
-    return f"Rotary spectrum of layer {layer}, head {head}"
+SPECTRUM = HeadPlot("pairs", ("model", "mean_abs", "theta"), "Rotary spectrum of", pair_usage, draw_spectrum)
+plot_spectrum = SPECTRUM.plot
 
 
 def plot_pair_profile(contributions: pd.DataFrame, layer: int, head: int, model: str) -> go.Figure:
@@ -100,30 +90,17 @@ def plot_pair_profile(contributions: pd.DataFrame, layer: int, head: int, model:
     The context length is the longest one of the model.
     """
     title = f"Pairs by distance: {style.escape_label(model)}, layer {layer}, head {head}"
-    if reason := style.missing_data_reason(contributions, "model", "pair", "distance", "mean_signed"):
+    if reason := style.missing_data_reason(contributions, *DISTANCE_COLUMNS):
         return style.empty_figure(title, reason)
     rows = _rows_at_longest_context(contributions[contributions["model"] == model], layer, head)
     if rows.empty:
         return style.empty_figure(title, "this head was not measured")
     grid = _pair_distance_grid(rows)
-    figure = style.new_figure(title, 420)
-    distances = [int(distance) for distance in grid.columns]
+    figure, distances = style.new_figure(title, 420), [int(distance) for distance in grid.columns]
     heatmap = _pair_heatmap([*grid.index], distances, grid.to_numpy(dtype=np.float64))
     figure.add_heatmap(**heatmap, colorbar={"title": {"text": "logits"}}, **ZERO_CENTRED_SCALE)
-    figure.update_xaxes(title_text=DISTANCE_TITLE, **_distance_ticks(distances))
-    figure.update_yaxes(title_text=PAIR_TITLE, autorange="reversed")
-    return style.set_top_margin(figure)
-
-
-def plot_pair_profiles(contributions: pd.DataFrame, layer: int, head: int) -> go.Figure:
-    """Plot the pair profile of one head under every model side by side, with one colour scale."""
-    title = _profiles_title(layer, head)
-    if reason := style.missing_data_reason(contributions, "model", "pair", "distance", "mean_signed"):
-        return style.empty_figure(title, reason)
-    rows = _rows_at_longest_context(contributions, layer, head)
-    if rows.empty:
-        return style.empty_figure(title, "this head was not measured")
-    return draw_pair_profiles(pair_profiles(rows, layer, head), style.model_styles(rows), layer, head)
+    x = {"title_text": DISTANCE_TITLE, **_distance_ticks(distances)}
+    return style.set_top_margin(shapes.label_axes(figure, x, {"title_text": PAIR_TITLE, "autorange": "reversed"}))
 
 
 class PairProfile(NamedTuple):
@@ -156,10 +133,9 @@ def pair_profiles(contributions: pd.DataFrame, layer: int, head: int) -> dict[st
 def draw_pair_profiles(
     profiles: Mapping[str, PairProfile], styles: Mapping[str, style.ModelStyle], layer: int, head: int
 ) -> go.Figure:
-    """The figure of `plot_pair_profiles` from profiles."""
-    figure = Draft.panels(
-        _profiles_title(layer, head), [model_style.name for model_style in styles.values()], columns=4, height=300
-    )
+    """Plot the pair profile of one head under every model side by side, with one colour scale."""
+    names = [model_style.name for model_style in styles.values()]
+    figure = Draft.panels(PROFILES.title_of(layer, head), names, columns=4, height=300)
     shown = {label: profiles[label] for label in styles}
     limit = float(np.fmax.reduce([profile.limit for profile in shown.values()])) or 1.0
     distances = sorted({distance for profile in shown.values() for distance in profile.distances})
@@ -179,22 +155,9 @@ def draw_pair_profiles(
     return figure.set_top_margin(74).figure()
 
 
-def _profiles_title(layer: int, head: int) -> str:
-    return f"Pairs by distance: layer {layer}, head {head}"
-
-
-def plot_logit_by_distance(contributions: pd.DataFrame, layer: int, head: int) -> go.Figure:
-    """Plot the mean logit of one head, summed over rotary pairs, by distance i - j (tokens).
-
-    There is one line per model, at its longest context length.
-    """
-    title = _logit_title(layer, head)
-    if reason := style.missing_data_reason(contributions, "model", "pair", "distance", "mean_signed"):
-        return style.empty_figure(title, reason)
-    rows = _rows_at_longest_context(contributions, layer, head)
-    if rows.empty:
-        return style.empty_figure(title, "this head was not measured")
-    return draw_logit_by_distance(logit_by_distance(rows, layer, head), style.model_styles(rows), layer, head)
+DISTANCE_COLUMNS = ("model", "pair", "distance", "mean_signed")
+PROFILES = HeadPlot("distance", DISTANCE_COLUMNS, "Pairs by distance:", pair_profiles, draw_pair_profiles)
+plot_pair_profiles = PROFILES.plot
 
 
 class LogitByDistance(NamedTuple):
@@ -219,8 +182,8 @@ def logit_by_distance(contributions: pd.DataFrame, layer: int, head: int) -> dic
 def draw_logit_by_distance(
     lines: Mapping[str, LogitByDistance], styles: Mapping[str, style.ModelStyle], layer: int, head: int
 ) -> go.Figure:
-    """The figure of `plot_logit_by_distance` from its lines."""
-    figure = Draft.single(_logit_title(layer, head))
+    """Plot the mean logit of one head, summed over rotary pairs, by distance i - j (tokens): one line per model."""
+    figure = Draft.single(LOGITS.title_of(layer, head))
     distances = sorted({*np.concatenate([lines[label].distances for label in styles]).tolist()})
     position = {distance: index for index, distance in enumerate(distances)}
     for label, model_style in styles.items():
@@ -241,8 +204,8 @@ def draw_logit_by_distance(
     return figure.fit_legend().figure()
 
 
-def _logit_title(layer: int, head: int) -> str:
-    return f"Logit by distance: layer {layer}, head {head}"
+LOGITS = HeadPlot("distance", DISTANCE_COLUMNS, "Logit by distance:", logit_by_distance, draw_logit_by_distance)
+plot_logit_by_distance = LOGITS.plot
 
 
 def _pair_distance_grid(rows: pd.DataFrame, by: Sequence[str] = ()) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import math
 import re
 import textwrap
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -24,6 +24,9 @@ from plotly.colors import diverging, sample_colorscale, sequential
 from plotly.subplots import make_subplots
 
 from headscope.plots.line_ends import label_line_ends
+
+Title = str | Mapping[str, Any]
+"""The text of a title, or its plotly settings, as from `title_with_subtitle`."""
 
 GRAPH_CONFIG: Mapping[str, Any] = {
     "showSendToCloud": False,  # plotly 7 shows an upload button by default
@@ -53,6 +56,8 @@ LEVEL_LABEL_CHARACTERS, UPRIGHT_LABELS, SLANTED_SHARE = 28, 48, 0.4
 """Characters of tick labels that have room side by side, upright labels that have room below a chart, and the share of
 these up to which labels are slanted."""
 LINE_DASHES = ("solid", "dash", "dot", "dashdot")
+REFERENCE_LINE = {"color": TEXT_COLOUR, "dash": "dot", "width": 1}
+"""Plotly settings of a line that is no data."""
 MARKER_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x")
 
 _AXIS_STYLE = {
@@ -118,6 +123,8 @@ class ModelStyle:
         return f"rgba({red},{green},{blue},{opacity:.3g})"
 
 
+UNNAMED = ModelStyle("", CATEGORY_PALETTE[0], "", "")
+"""Style of the only line or bars of a figure."""
 PREFERRED_STYLES: Mapping[str, int] = MappingProxyType(
     {"base": 0, "yarn": 1, "adarope": 3, "linear": 4, "ntk": 5, "llama3": 6, "abf": 7, "nope": 7, "alibi": 6, "logn": 2}
 )
@@ -176,6 +183,22 @@ def _preferred_style(label: str) -> int:
     return PREFERRED_STYLES.get(first_word, zlib.crc32(label.encode()) % 8)
 
 
+def category_styles(labels: Sequence[str], palette: Sequence[str] = CATEGORY_PALETTE) -> dict[str, ModelStyle]:
+    """Styles of lines that are not models, with a new dash after each round of the palette."""
+    return {
+        label: ModelStyle(
+            escape_label(label), palette[number % 8], LINE_DASHES[number // 8 % 4], MARKER_SYMBOLS[number % 5]
+        )
+        for number, label in enumerate(labels)
+    }
+
+
+def ordered_styles(labels: Sequence[str], symbol: str = "") -> dict[str, ModelStyle]:
+    """Styles of lines in an order, all solid, with this marker or none."""
+    colours = ordered_colours(len(labels))
+    return {label: ModelStyle(label, colour, "", symbol) for label, colour in zip(labels, colours, strict=True)}
+
+
 def ordered_colours(colour_count: int) -> list[str]:
     """Colours for an ordered series, from blue to orange; each is visible on light and on dark pages."""
     shares = [index / max(1, colour_count - 1) for index in range(colour_count)]
@@ -188,15 +211,15 @@ def escape_label(label: object, width: int = 40) -> str:
     return "<br>".join(html.escape(line, quote=False) for line in textwrap.wrap(str(label), width)) or " "
 
 
-def new_figure(title: str, height: int = 380) -> go.Figure:
+def new_figure(title: Title, height: int = 380) -> go.Figure:
     """An empty figure with the headscope template; `height` in px."""
     return set_title(go.Figure(layout={"template": TEMPLATE, "height": height}), title)
 
 
-def set_title(figure: go.Figure, title: str) -> go.Figure:
+def set_title(figure: go.Figure, title: Title) -> go.Figure:
     """Set the title in place, wrapped for a chart of half the page width, and return the figure."""
-    figure.layout.title = title_settings(title)
-    return figure
+    figure.layout.title = title_settings(title if isinstance(title, str) else "")
+    return figure if isinstance(title, str) else figure.update_layout(title=title)
 
 
 def title_settings(title: str) -> dict[str, Any]:
@@ -249,7 +272,7 @@ def empty_panels(panel_count: int, columns: int, height: int) -> go.Figure:
     return figure.update_layout(template=TEMPLATE, height=total, legend=legend).update_annotations(font_size=13)
 
 
-def panel_row_col(index: int, panels: Sequence[object], columns: int = 3) -> dict[str, int]:
+def panel_row_col(index: int, panels: Sized, columns: int = 3) -> dict[str, int]:
     """Row and column of panel `index`, as keyword arguments of plotly's `add_trace`."""
     row_length = min(columns, len(panels))
     return {"row": index // row_length + 1, "col": index % row_length + 1}
@@ -331,10 +354,14 @@ def unit_suffix(unit: str) -> str:
 
 
 def add_line_with_band(figure: go.Figure, curve: pd.DataFrame, model_style: ModelStyle, hover: str) -> None:
-    """Add column `mean` of `curve` against its index, with a band from `low` to `high` where these are finite."""
+    """Add column `mean` of `curve` against its index, with a band from `low` to `high` where these are finite.
+
+    Further columns are properties of the line, such as `text`.
+    """
     if len(bounds := curve[["low", "high"]].dropna()):
         add_band(figure, bounds, model_style)
     line = {
+        **{name: curve[name].tolist() for name in curve.columns.drop(["mean", "low", "high"])},
         "type": "scatter",
         "x": curve.index.to_numpy(),
         "y": curve["mean"].to_numpy(),

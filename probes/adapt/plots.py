@@ -4,8 +4,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.plots import axes, style
+from headscope.plots import shapes, style
 from headscope.runs.aggregation import mean_losses
+
+DIFFERENCE = "difference of loss (nats/token)"
 
 
 def plot_training_loss(training: pd.DataFrame) -> go.Figure:
@@ -28,9 +30,7 @@ def plot_training_loss(training: pd.DataFrame) -> go.Figure:
             customdata=line["context_length"],
             hovertemplate="step %{x}: %{y:.4f} nats/token in %{customdata:,} tokens<extra></extra>",
         )
-    figure.update_xaxes(title_text="optimiser step")
-    figure.update_yaxes(title_text="loss (nats/token)")
-    return style.fit_legend(figure)
+    return shapes.finish(figure, "optimiser step", "loss (nats/token)")
 
 
 def plot_validation_loss(validation: pd.DataFrame) -> go.Figure:
@@ -38,16 +38,15 @@ def plot_validation_loss(validation: pd.DataFrame) -> go.Figure:
     title = "Change of the validation loss since step 0"
     if reason := style.missing_data_reason(validation, "adapter", "step", "nll"):
         return style.empty_figure(title, reason)
-    figure = style.new_figure(title)
-    figure.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
+    curves = {}
     for label, model_style in _training_styles(validation).items():
         rows = validation[validation["adapter"] == label]
         change = _loss_change(rows, ["step", "doc"]).unstack("doc")
-        line = pd.DataFrame({"mean": change.mean(axis=1), "low": change.min(axis=1), "high": change.max(axis=1)})
-        style.add_line_with_band(figure, line, model_style, "step %{x}: %{y:+.4f} nats/token since step 0")
-    figure.update_xaxes(title_text="optimiser step")
-    figure.update_yaxes(title_text="difference of loss (nats/token)")
-    return style.fit_legend(figure)
+        curves[model_style] = pd.DataFrame(
+            {"mean": change.mean(axis=1), "low": change.min(axis=1), "high": change.max(axis=1)}
+        )
+    hover = "step %{x}: %{y:+.4f} nats/token since step 0"
+    return shapes.bands(title, curves, hover, "optimiser step", DIFFERENCE, level=0)
 
 
 def plot_validation_loss_by_position(validation: pd.DataFrame, adapter: str) -> go.Figure:
@@ -57,22 +56,11 @@ def plot_validation_loss_by_position(validation: pd.DataFrame, adapter: str) -> 
         return style.empty_figure(title, reason)
     rows = validation[validation["adapter"] == adapter]
     change = _loss_change(rows, ["step", "position"]).unstack("step")
-    figure = style.new_figure(title)
-    figure.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
     steps = [step for step in sorted(rows["step"].unique()) if step > 0]
-    shades = style.ordered_colours(len(steps))
-    for step, shade in zip(steps, shades, strict=True):
-        figure.add_scatter(
-            x=change.index,
-            y=change[step],
-            mode="lines",
-            line={"color": shade},
-            name=f"step {step}",
-            hovertemplate=f"step {step}, up to position %{{x:,}}: %{{y:+.4f}} nats/token<extra></extra>",
-        )
-    figure.update_xaxes(title_text="position (tokens, end of bin)", **axes.log_axis(rows["position"]))
-    figure.update_yaxes(title_text="difference of loss (nats/token)")
-    return style.fit_legend(figure)
+    styles = style.ordered_styles([f"step {step}" for step in steps]).values()
+    curves = {line_style: pd.DataFrame({"y": change[step]}) for step, line_style in zip(steps, styles, strict=True)}
+    hover = f"{shapes.NAME}, up to position %{{x:,}}: %{{y:+.4f}} nats/token<extra></extra>"
+    return shapes.lines(title, curves, hover, shapes.position_axis(rows["position"]), DIFFERENCE, level=0)
 
 
 def _training_styles(frame: pd.DataFrame) -> dict[str, style.ModelStyle]:

@@ -4,8 +4,9 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.bins import bin_center
-from headscope.plots import axes, style
-from headscope.runs.aggregation import confidence_interval, plain_types, rows_at_longest_length
+from headscope.plots import axes, shapes, style
+from headscope.plots.shapes import mean_curve
+from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from probes.attribution.schema import mean_over_positions
 
 PART_LABELS = {"heads": "all heads of the layer", "other": "the rest of the layer (MLP)"}
@@ -18,16 +19,12 @@ def plot_by_layer(parts: pd.DataFrame, model: str) -> go.Figure:
     if rows.empty:
         return style.empty_figure(title, "no data for this model")
     means = mean_over_positions(rows_at_longest_length(plain_types(rows)), "part", "layer")
-    figure = style.new_figure(title)
-    for index, (part, name) in enumerate(PART_LABELS.items()):
-        by_layer = means[means.index.get_level_values("part") == part].droplevel("part")
-        hover = "layer %{x}: %{y:+.3f} logits<extra>" + name + "</extra>"
-        figure.add_bar(
-            x=by_layer.index, y=by_layer, name=name, marker_color=style.CATEGORY_PALETTE[index], hovertemplate=hover
-        )
-    figure.update_xaxes(title_text="layer")
-    figure.update_yaxes(title_text="contribution (logits)")
-    return style.fit_legend(figure.update_layout(barmode="relative"))
+    series = {
+        part_style: means[means.index.get_level_values("part") == part].droplevel("part").to_frame("y")
+        for part, part_style in zip(PART_LABELS, style.category_styles([*PART_LABELS.values()]).values(), strict=True)
+    }
+    hover = "layer %{x}: %{y:+.3f} logits"
+    return shapes.bars(title, series, hover, "layer", "contribution (logits)", barmode="relative")
 
 
 def plot_by_position(rows: pd.DataFrame, models: list[str], layer: int, head: int) -> go.Figure:
@@ -38,19 +35,16 @@ def plot_by_position(rows: pd.DataFrame, models: list[str], layer: int, head: in
     title, rows = f"Direct logit attribution of layer {layer}, head {head}", rows[rows["model"].isin(models)]
     if rows.empty:
         return style.empty_figure(title, "not measured in these models")
-    figure = style.new_figure(title)
     rows = rows[rows["context_length"] == rows["context_length"].max()]
     rows = rows.assign(model=rows["model"].astype(pd.CategoricalDtype(models)))
     length = int(rows["context_length"].max())
+    curves = {}
     for label, model_style in style.model_styles(rows).items():
         of_model = rows[rows["model"] == label]
         table = of_model.pivot_table(index="position", columns="doc", values="contribution", observed=True)
-        values = table.to_numpy(dtype="float64")
-        low, high = confidence_interval(values)
         is_by_token = (of_model["tokens"] == 1).all()
-        positions = table.index if is_by_token else bin_center(table.index, length)
-        line = pd.DataFrame({"mean": values.mean(1), "low": low, "high": high}, index=positions)
-        style.add_line_with_band(figure, line, model_style, "around position %{x:,.0f}: %{y:+.3f} logits")
-    figure.update_xaxes(title_text="position of the predicted token", **axes.log_axis([1, length]))
-    figure.update_yaxes(title_text="contribution (logits)")
-    return style.fit_legend(figure)
+        curves[model_style] = mean_curve(
+            table.set_axis(table.index if is_by_token else bin_center(table.index, length))
+        )
+    x = {"title_text": "position of the predicted token", **axes.log_axis([1, length])}
+    return shapes.bands(title, curves, "around position %{x:,.0f}: %{y:+.3f} logits", x, "contribution (logits)")

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_name
-from headscope.plots import head_scatter, style
+from headscope.plots import head_scatter, shapes, style
 from probes.circuit.schema import WHOLE
 
 FAMILIES = {WHOLE: "nothing removed", "random": "random subset removed", "greedy": "greedy subset removed"}
@@ -14,20 +14,18 @@ FAMILIES = {WHOLE: "nothing removed", "random": "random subset removed", "greedy
 
 def plot_members(effects: Effects, label: str) -> go.Figure:
     """Bars of the minimality of every member with its interval; `label` names the metric with its unit."""
-    units = effects.units.sort_values("effect", ascending=False, kind="stable")
-    bars = style.error_bars(units["effect"], units["low"], units["high"]) if units["low"].notna().any() else None
+    units = effects.units.sort_values("effect", ascending=False, kind="stable").rename(columns={"effect": "y"})
     model = style.escape_label(effects.model)
-    figure = style.new_figure(f"Minimality of the members: {model}, {style.escape_label(effects.key['prompts'])}")
-    figure.add_bar(
-        x=[unit_name(unit) for _, unit in units.iterrows()],
-        y=units["effect"],
-        error_y=bars,
-        customdata=units[["layer", "head", "kv_group"]].to_numpy().tolist(),
-        hovertemplate="with minus without %{x}: %{y:.3g}<extra></extra>",
-        name=model,
-        showlegend=False,
+    table = units[["y", "low", "high"]].set_axis([unit_name(unit) for _, unit in units.iterrows()])
+    table["customdata"] = units[["layer", "head", "kv_group"]].to_numpy().tolist()
+    figure = shapes.bars(
+        f"Minimality of the members: {model}, {style.escape_label(effects.key['prompts'])}",
+        {style.ModelStyle(model, style.PALETTE[0], "", ""): table},
+        "with minus without %{x}: %{y:.3g}<extra></extra>",
+        {},
+        f"{label}, with minus without",
+        top_margin=70,
     )
-    figure.update_yaxes(title_text=f"{label}, with minus without")
     return style.set_metadata(figure, heads=True, model=model)
 
 
@@ -54,6 +52,5 @@ def plot_completeness(rows: pd.DataFrame, place: str, label: str) -> go.Figure:
             )
     values = means[["x", "y"]].to_numpy(dtype=np.float64)
     head_scatter.add_diagonal(figure, [values.min(), values.max()])
-    figure.update_xaxes(title_text=f"model: {label}")
-    figure.update_yaxes(title_text=f"circuit: {label}")
-    return style.set_metadata(style.fit_legend(figure), value=f"{label} of the circuit", x=f"{label} of the model")
+    shapes.finish(figure, f"model: {label}", f"circuit: {label}")
+    return style.set_metadata(figure, value=f"{label} of the circuit", x=f"{label} of the model")

@@ -3,9 +3,11 @@
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.plots import axes, style
+from headscope.plots import shapes, style
 from headscope.runs.aggregation import mean_with_interval, plain_types
 from probes.detectors.scores import TARGETS
+
+WEIGHT_AXIS = {"title_text": "mean weight", "range": [0, 1]}
 
 
 def mean_over_sequences(rows: pd.DataFrame, *group_columns: str) -> pd.DataFrame:
@@ -26,23 +28,11 @@ def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: in
     longest = rows[rows["context_length"] == rows["context_length"].max()]
     means = mean_over_sequences(longest.assign(model=longest["model"].astype(pd.CategoricalDtype(models))))
     figure = style.new_figure(title)
+    columns, hover = {"score": "y", "chance": "customdata"}, "%{x}: %{y:.3f}, chance %{customdata:.4f}"
     for label, model_style in style.model_styles(means).items():
         by_kind = means[means["model"] == label].set_index("kind").reindex(list(TARGETS))
-        figure.add_bar(
-            x=list(TARGETS),
-            y=by_kind["score"],
-            error_y={
-                "type": "data",
-                "array": (by_kind["high"] - by_kind["score"]).fillna(0),
-                "arrayminus": (by_kind["score"] - by_kind["low"]).fillna(0),
-                "color": style.TEXT_COLOUR,
-                "thickness": 1,
-            },
-            customdata=by_kind["chance"],
-            hovertemplate="%{x}: %{y:.3f}, chance %{customdata:.4f}<extra>" + model_style.name + "</extra>",
-            marker_color=model_style.colour,
-            name=model_style.name,
-        )
+        table = by_kind.rename(columns=columns)[["y", "low", "high", "customdata"]]
+        figure.add_traces([shapes.bar_trace(model_style, table, hover)])
     chance = means.groupby("kind", observed=True)["chance"].max().reindex(list(TARGETS))
     figure.add_scatter(
         x=list(TARGETS),
@@ -52,8 +42,8 @@ def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: in
         hovertemplate="chance %{y:.4f}<extra></extra>",
         name="chance",
     )
-    figure.update_yaxes(title_text="mean weight", range=[0, 1])
-    return style.fit_legend(figure.update_layout(barmode="group"))
+    figure.update_traces(error_y_color=style.TEXT_COLOUR, selector={"type": "bar"})
+    return shapes.finish(figure.update_layout(barmode="group"), {}, WEIGHT_AXIS)
 
 
 def plot_scores_by_length(means: pd.DataFrame, model: str) -> go.Figure:
@@ -65,13 +55,11 @@ def plot_scores_by_length(means: pd.DataFrame, model: str) -> go.Figure:
     means = means[means["model"] == model]
     if means.empty:
         return style.empty_figure(title, "no data to plot")
-    figure = style.new_figure(title)
-    for index, kind in enumerate(TARGETS):
-        line = means[means["kind"] == kind].set_index("context_length").rename(columns={"score": "mean"})
-        dash, symbol = style.LINE_DASHES[index % len(style.LINE_DASHES)], style.MARKER_SYMBOLS[index]
-        model_style = style.ModelStyle(kind, style.CATEGORY_PALETTE[index], dash, symbol)
-        if len(line):
-            style.add_line_with_band(figure, line[["mean", "low", "high"]], model_style, "%{x:,} tokens: %{y:.3f}")
-    figure.update_xaxes(title_text="context length (tokens)", **axes.length_axis(means["context_length"]))
-    figure.update_yaxes(title_text="mean weight", range=[0, 1])
-    return style.fit_legend(figure)
+    by_length = means.rename(columns={"score": "mean"}).set_index("context_length")
+    curves = {
+        kind_style: by_length.loc[by_length["kind"] == kind, ["mean", "low", "high"]]
+        for kind, kind_style in style.line_styles([*TARGETS]).items()
+        if (by_length["kind"] == kind).any()
+    }
+    axis = shapes.length_axis(means["context_length"])
+    return shapes.bands(title, curves, "%{x:,} tokens: %{y:.3f}", axis, WEIGHT_AXIS)

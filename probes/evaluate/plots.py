@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.plots import axes, style
+from headscope.plots import axes, shapes, style
 from headscope.runs.aggregation import rows_at_longest_length
 from probes.evaluate.analysis import PREFERRED_METRICS, means_over_tasks, preferred_metric_rows
 
@@ -33,25 +33,24 @@ def plot_score_table(tasks: pd.DataFrame) -> go.Figure:
     # The colour scale is per column, from its worst to its best score, because metrics have different units.
     quality = score * np.where(cells.groupby("column")["higher_is_better"].first()[columns].eq(False), -1, 1)
     low, high = quality.min(), quality.max()
-    figure = style.new_figure(TITLE, 150 + 46 * len(models))
-    figure.add_heatmap(
-        x=columns,
-        y=[style.escape_label(label) for label in models],
-        z=((quality - low) / (high - low).where(high > low, 1)).to_numpy(),
+    return shapes.matrix(
+        TITLE,
+        ((quality - low) / (high - low).where(high > low, 1)).rename(style.escape_label),
+        "%{y}, %{x}: %{text}",
+        {"side": "top", "showgrid": False, "tickangle": 0, "tickfont_size": 11},
+        {"autorange": "reversed", "showgrid": False},
+        height=150 + 46 * len(models),
+        top_margin=110,
         text=text.fillna("").to_numpy(),
         texttemplate="%{text}",
-        textfont={
-            "color": style.TEXT_COLOUR
-        },  # the page's text colour, in light and dark themes, because the cells are translucent
-        hovertemplate="%{y}, %{x}: %{text}<extra></extra>",
+        # The page's text colour, in light and dark themes, because the cells are translucent.
+        textfont={"color": style.TEXT_COLOUR},
         colorscale=[[0, "rgba(31,131,196,0.05)"], [1, "rgba(31,131,196,0.55)"]],
+        colorbar=None,
         showscale=False,
         xgap=2,
         ygap=2,
     )
-    figure.update_xaxes(side="top", showgrid=False, tickangle=0, tickfont_size=11)
-    figure.update_yaxes(autorange="reversed", showgrid=False)
-    return figure.update_layout(margin_t=110)
 
 
 def plot_scores_by_length(tasks: pd.DataFrame) -> go.Figure:
@@ -67,20 +66,11 @@ def plot_scores_by_length(tasks: pd.DataFrame) -> go.Figure:
     for index, name in enumerate(names):
         task_rows = rows[rows["task"] == name]
         for label, model_style in style.model_styles(rows).items():
-            line = task_rows[task_rows["model"] == label].sort_values("context_length")
-            figure.add_scatter(
-                x=line["context_length"],
-                y=line["score"],
-                error_y={"array": line["stderr"], "thickness": 1, "width": 3},
-                mode="lines+markers",
-                name=model_style.name,
-                legendgroup=model_style.name,
-                showlegend=index == 0,
-                line={"color": model_style.colour, "dash": model_style.dash},
-                marker={"symbol": model_style.symbol, "size": 6},
-                hovertemplate=f"%{{x:,}} tokens: %{{y:.3f}}<extra>{model_style.name}</extra>",
-                **style.panel_row_col(index, names),
-            )
+            line = task_rows[task_rows["model"] == label].set_index("context_length").sort_index()
+            trace = shapes.line_trace(model_style, line[["score"]].set_axis(["y"], axis=1), "%{x:,} tokens: %{y:.3f}")
+            legend = {"legendgroup": model_style.name, "showlegend": index == 0}
+            error = {"error_y": {"array": line["stderr"], "thickness": 1, "width": 3}}
+            figure.add_trace(trace | legend | error, **style.panel_row_col(index, names))
     figure.update_xaxes(**axes.length_axis(rows["context_length"]))
     figure.update_yaxes(rangemode="tozero")
     style.set_outer_axis_titles(figure, len(names), "length (tokens)", "score")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.plots import head_scatter, style
+from headscope.plots import shapes, style
 from headscope.plugin_api import (
     Chart,
     ChartGroup,
@@ -51,8 +51,7 @@ def plot_against_measure(heads: pd.DataFrame, imported: str, measure: str, label
     if reason := style.missing_data_reason(rows, imported, measure):
         return style.empty_figure(title, reason)
     points = rows.dropna(subset=[imported, measure])
-    figure = style.new_figure(title)
-    head_scatter.add_points(figure, points, measure, imported, f"{stat.label} %{{x:.3g}}<br>imported score %{{y:.3g}}")
-    figure.update_xaxes(title_text=stat.label_with_unit, type="log" if stat.log_scale else "linear")
-    figure.update_yaxes(title_text="imported score")
-    return style.set_metadata(head_scatter.add_layer_colorbar(figure), model=style.escape_label(label))
+    hover = f"{stat.label} %{{x:.3g}}<br>imported score %{{y:.3g}}"
+    x = {"title_text": stat.label_with_unit, "type": "log" if stat.log_scale else "linear"}
+    figure = shapes.head_points(title, points, (measure, imported), hover, x, "imported score")
+    return style.set_metadata(figure, model=style.escape_label(label))

@@ -13,7 +13,8 @@ import plotly.graph_objects as go
 from headscope.effects.results import effect_text
 from headscope.effects.sweep import UNIT_KEYS, Effects
 from headscope.effects.units import estimate_marks, unit_name, unit_nouns
-from headscope.plots import axes, head_scatter, style
+from headscope.plots import axes, shapes, style
+from headscope.plots.style import UNNAMED
 from headscope.plots.unit_matrix import plot_unit_matrix
 from headscope.results.words import count_nouns, q_value
 from headscope.runs.column_metadata import capitalise
@@ -22,6 +23,8 @@ from probes.influence.effect_rows import TEXT_NOUNS
 from probes.influence.labels import describe_change, describe_methods, unit_noun
 from probes.influence.questions import EFFECTS
 
+INFLUENCE, LOSS_RISE = "influence Δ (nats/token)", "rise of the loss Δ (nats/token)"
+"""Titles of axes."""
 MAX_FOREST_UNITS = 20
 """Units in a forest plot."""
 
@@ -32,7 +35,7 @@ def plot_histogram(effects: Effects, marked_heads: Mapping[str, pd.Series] = Map
     A line marks the unit of each head in `marked_heads`, which maps labels to rows of the per-head table.
     """
     units, nouns = effects.units, unit_nouns(effects.units)
-    figure = style.new_figure("").update_layout(title=_sweep_title(effects))
+    figure = style.new_figure(_sweep_title(effects))
     values = units["effect"].to_numpy(dtype=np.float64)
     counts, edges = np.histogram(values, bins=min(60, max(12, len(values) // 4)))
     figure.add_bar(
@@ -43,7 +46,7 @@ def plot_histogram(effects: Effects, marked_heads: Mapping[str, pd.Series] = Map
         hovertemplate=f"Δ about %{{x:.2g}} nats/token: %{{y}} {nouns}<extra></extra>",
         showlegend=False,
     )
-    figure.add_vline(x=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
+    figure.add_vline(x=0, line=style.REFERENCE_LINE)
     low, high = min(edges[0], 0.0), max(edges[-1], 0.0)
     marked_units = [(label, unit) for label, head in marked_heads.items() for unit in unit_of_head(effects, head)]
     for row, (label, unit) in enumerate(marked_units):
@@ -55,10 +58,8 @@ def plot_histogram(effects: Effects, marked_heads: Mapping[str, pd.Series] = Map
             annotation_position=f"top {side}",
         )
     # Annotations would widen the axis.
-    figure.update_xaxes(
-        title_text="influence Δ (nats/token)", range=[low - (high - low) / 40, high + (high - low) / 40]
-    )
-    figure.update_yaxes(title_text=nouns, **axes.log_axis([1, counts.max()]))
+    x = {"title_text": INFLUENCE, "range": [low - (high - low) / 40, high + (high - low) / 40]}
+    shapes.label_axes(figure, x, {"title_text": nouns, **axes.log_axis([1, counts.max()])})
     return style.set_top_margin(figure.update_layout(bargap=0), 74)
 
 
@@ -66,10 +67,10 @@ def plot_matrix(effects: Effects) -> go.Figure:
     """Heatmap of influence (nats/token) by layer and unit; red: the loss rises. Estimates are marked if others are
     exact."""
     texts = [f"Δ {_text(effects, unit)}" for _, unit in effects.units.iterrows()]
-    figure = plot_unit_matrix(effects.units, "effect", texts, "nats/token", 1e-9, estimate_marks(effects))
-    figure.update_layout(title=_sweep_title(effects))
-    model = style.escape_label(effects.model)
-    return style.set_metadata(style.set_top_margin(figure, 62), value="influence (nats/token)", model=model)
+    figure = plot_unit_matrix(
+        _sweep_title(effects), effects.units, "effect", texts, "nats/token", 1e-9, estimate_marks(effects)
+    )
+    return style.set_metadata(figure, value="influence (nats/token)", model=style.escape_label(effects.model))
 
 
 def plot_forest(effects: Effects) -> go.Figure:
@@ -80,8 +81,8 @@ def plot_forest(effects: Effects) -> go.Figure:
     """
     order = effects.units.sort_values("effect", ascending=False, kind="stable").head(MAX_FOREST_UNITS)
     order = order.reset_index(drop=True)
-    figure = style.new_figure("", 120 + 22 * max(len(order), 4))
-    figure.update_layout(title=_sweep_title(effects, f", top {unit_nouns(effects.units)}"))
+    title = _sweep_title(effects, f", top {unit_nouns(effects.units)}")
+    figure = style.new_figure(title, 120 + 22 * max(len(order), 4))
     dots = [
         (change, row, style.escape_label(sample))
         for row, unit in order.iterrows()
@@ -102,8 +103,7 @@ def plot_forest(effects: Effects) -> go.Figure:
         rows = order[(order["method"] == "exact") == (method == "exact")]
         if rows.empty:
             continue
-        above, below = (rows["high"] - rows["effect"]).fillna(0), (rows["effect"] - rows["low"]).fillna(0)
-        bars = {"type": "data", "symmetric": False, "thickness": 1.5, "width": 3, "array": above, "arrayminus": below}
+        bars = style.error_bars(rows["effect"], rows["low"], rows["high"]) | {"thickness": 1.5, "width": 3}
         figure.add_scatter(
             x=rows["effect"],
             y=rows.index,
@@ -118,10 +118,9 @@ def plot_forest(effects: Effects) -> go.Figure:
             hovertemplate="%{text}<extra></extra>",
             name=f"mean, {method}",
         )
-    figure.add_vline(x=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
-    labels = [unit_name(unit) for _, unit in order.iterrows()]
-    figure.update_yaxes(tickvals=list(order.index), ticktext=labels, range=[len(order) - 0.4, -0.6], showgrid=False)
-    figure.update_xaxes(title_text="influence Δ (nats/token)")
+    figure.add_vline(x=0, line=style.REFERENCE_LINE)
+    ticks = {"tickvals": list(order.index), "ticktext": [unit_name(unit) for _, unit in order.iterrows()]}
+    shapes.label_axes(figure, INFLUENCE, {**ticks, "range": [len(order) - 0.4, -0.6], "showgrid": False})
     figure.update_layout(legend={"y": 1, "yanchor": "bottom"}, margin_l=104)
     return style.set_metadata(
         style.declare_head_points(style.set_top_margin(figure.update_layout(showlegend=True), 92)),
@@ -148,12 +147,8 @@ def plot_against_statistic(effects: Effects, heads: pd.DataFrame, column: str, l
     points = units.join(x, on=unit_columns).dropna(subset=["x", "effect"])
     if points.empty:
         return style.empty_figure(f"Influence against {label}", f"no {unit_noun(units)} has both values")
-    figure = style.new_figure("").update_layout(title=_sweep_title(effects, f" against {label}"))
-    head_scatter.add_points(figure, points, "x", "effect", f"{label} %{{x:.3g}}<br>Δ %{{y:+.3g}} nats/token")
-    figure.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
-    figure.update_xaxes(title_text=label)
-    figure.update_yaxes(title_text="influence Δ (nats/token)")
-    return head_scatter.add_layer_colorbar(figure, top_margin=62)
+    title, hover = _sweep_title(effects, f" against {label}"), f"{label} %{{x:.3g}}<br>Δ %{{y:+.3g}} nats/token"
+    return shapes.head_points(title, points, ("x", "effect"), hover, label, INFLUENCE, level=0, top_margin=62)
 
 
 def plot_cumulative_effect(sets: pd.DataFrame) -> go.Figure:
@@ -166,26 +161,22 @@ def plot_cumulative_effect(sets: pd.DataFrame) -> go.Figure:
         return style.empty_figure("Heads changed together", reason)
     unit = "KV groups" if sets["unit"].iloc[0] == "group" else "heads"
     change = describe_change(*sets[["intervention", "target", "objective"]].iloc[0])
-    figure = style.new_figure(f"{capitalise(unit)} changed together: {change}")
-    figure.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
-    kinds = {"top": ("top by influence", 0), "random": ("random, same layers", 7)}
-    for choice, (label, colour) in kinds.items():
-        line = sets[sets["choice"] == choice].rename(columns={"effect": "mean"}).set_index("size").sort_index()
-        if len(line):
-            line_style = style.ModelStyle(
-                label, style.CATEGORY_PALETTE[colour], style.LINE_DASHES[colour // 7], style.MARKER_SYMBOLS[colour // 7]
-            )
-            style.add_line_with_band(
-                figure, line[["mean", "low", "high"]], line_style, f"%{{x}} {unit}: Δ %{{y:+.4f}} nats/token"
-            )
+    by_size = sets.rename(columns={"effect": "mean"}).set_index("size").sort_index()
+    styles = {
+        "top": style.ModelStyle("top by influence", style.CATEGORY_PALETTE[0], "solid", "circle"),
+        "random": style.ModelStyle("random, same layers", style.CATEGORY_PALETTE[7], "dash", "diamond"),
+    }
+    curves = {
+        line_style: by_size.loc[by_size["choice"] == choice, ["mean", "low", "high"]]
+        for choice, line_style in styles.items()
+        if (by_size["choice"] == choice).any()
+    }
     sizes = sorted(set(sets["size"]))
     # The label of the last tick, all units, needs room.
     sizes = [size for size in sizes if size == sizes[-1] or size * 1.2 < sizes[-1]]
-    figure.update_xaxes(
-        title_text=f"{unit} changed together", type="log", tickvals=sizes, ticktext=[str(size) for size in sizes]
-    )
-    figure.update_yaxes(title_text="rise of the loss Δ (nats/token)")
-    return style.fit_legend(figure)
+    ticks = {"type": "log", "tickvals": sizes, "ticktext": [str(size) for size in sizes]}
+    title, x = f"{capitalise(unit)} changed together: {change}", {"title_text": f"{unit} changed together", **ticks}
+    return shapes.bands(title, curves, f"%{{x}} {unit}: Δ %{{y:+.4f}} nats/token", x, LOSS_RISE, level=0)
 
 
 def plot_named_sets(sets: pd.DataFrame) -> go.Figure:
@@ -193,23 +184,14 @@ def plot_named_sets(sets: pd.DataFrame) -> go.Figure:
 
     Error bars are 95 % confidence intervals. `sets` are `analysis.named_sets` of one sweep.
     """
-    figure = style.new_figure(f"Named sets: {describe_change(*sets[['intervention', 'target', 'objective']].iloc[0])}")
-    above, below = sets["high"] - sets["effect"], sets["effect"] - sets["low"]
-    bars = {"type": "data", "symmetric": False, "thickness": 1.5, "array": above, "arrayminus": below}
-    figure.add_bar(
-        x=[
-            f"{style.escape_label(name, 20)}<br>{count_nouns(size, 'heads')}"
-            for name, size in sets[["choice", "size"]].to_numpy()
-        ],
-        y=sets["effect"],
-        error_y=bars if sets["low"].notna().any() else None,
-        marker={"color": style.CATEGORY_PALETTE[0], "line_width": 0},
-        hovertemplate="%{x}: Δ %{y:+.3g} nats/token<extra></extra>",
-        showlegend=False,
-    )
-    figure.update_xaxes(type="category", showgrid=False)
-    figure.update_yaxes(title_text="rise of the loss Δ (nats/token)")
-    return figure
+    title = f"Named sets: {describe_change(*sets[['intervention', 'target', 'objective']].iloc[0])}"
+    names = [
+        f"{style.escape_label(name, 20)}<br>{count_nouns(size, 'heads')}"
+        for name, size in sets[["choice", "size"]].to_numpy()
+    ]
+    bars = sets.rename(columns={"effect": "y"})[["y", "low", "high"]].set_axis(names)
+    x, hover = {"type": "category", "showgrid": False}, "%{x}: Δ %{y:+.3g} nats/token<extra></extra>"
+    return shapes.bars(title, {UNNAMED: bars}, hover, x, LOSS_RISE, top_margin=70)
 
 
 def _sweep_title(effects: Effects, title_suffix: str = "") -> dict[str, object]:

@@ -4,8 +4,8 @@ A chart needs its table, and a comparison two models. Matrices show the first mo
 three others.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from headscope.heads import Head
 from headscope.plots import effective_length, layers, learned_frequencies, loss, role_emergence, rotary
 from headscope.plots import head_matrices as head_figures
+from headscope.plots.head_plot import HeadPlot
 from headscope.plots.style import ModelStyle, missing_data_reason, styles_of
 from headscope.rendering.assembly import training_steps
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext
@@ -104,14 +105,14 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     models = tuple(default_models_with(run, model))
     if "distance" in run.tables:
         yield Chart(
-            _cached_head_plot(run, models, LOGITS, layer, head),
+            _cached_head_plot(run, models, rotary.LOGITS, layer, head),
             "Mean logit of a key by its distance, summed over all rotary pairs: how the head prefers distances, "
             "independent of the tokens.",
             half_width=True,
         )
     if "pairs" in run.tables:
         yield Chart(
-            _cached_head_plot(run, models, SPECTRUM, layer, head),
+            _cached_head_plot(run, models, rotary.SPECTRUM, layer, head),
             "Above: the frequency of each rotary pair. Below: its usage, with a 95 % confidence interval if there are "
             "three or more documents.",
             half_width=True,
@@ -128,21 +129,6 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
             _cached_head_plot(run, models, PROFILES, layer, head),
             "Red pairs raise the logit of a key at that distance, blue pairs lower it. One scale for all models.",
         )
-
-
-@dataclass(frozen=True)
-class HeadPlot:
-    """A plot of one head under several models, in two steps, so that the data of many views are computed at once.
-
-    `prepare` computes the data of each model from the rows of `table`; `draw` draws those of the models in `styles`;
-    `plot` does both, and says why there is no data. Without values in `columns` a model has no data.
-    """
-
-    table: str
-    columns: tuple[str, ...]
-    prepare: Callable[[pd.DataFrame, int, int], Mapping[str, Any]]
-    draw: Callable[[Mapping[str, Any], Mapping[str, ModelStyle], int, int], go.Figure]
-    plot: Callable[[pd.DataFrame, int, int], go.Figure]
 
 
 @lru_cache(8)
@@ -190,10 +176,6 @@ def _draw_growth(curves: Mapping[str, Any], styles: Mapping[str, ModelStyle], la
     return effective_length.draw_effective_length({(layer, head): curves}, styles, heads, CARD_HEIGHT)
 
 
-def _plot_growth(attention: pd.DataFrame, layer: int, head: int) -> go.Figure:
-    return effective_length.plot_effective_length(attention, [(layer, head)]).update_layout(height=CARD_HEIGHT)
-
-
 def _draw_distance_profiles(
     profiles: Mapping[str, Any], styles: Mapping[str, ModelStyle], layer: int, head: int
 ) -> go.Figure:
@@ -201,21 +183,10 @@ def _draw_distance_profiles(
     return rotary.draw_pair_profiles(profiles, of_panels, layer, head)
 
 
-GROWTH = HeadPlot("attention", ("model", "log_ess2", "visible", "rows"), _length_curves, _draw_growth, _plot_growth)
-SPECTRUM = HeadPlot(
-    "pairs", ("model", "mean_abs", "theta"), rotary.pair_usage, rotary.draw_spectrum, rotary.plot_spectrum
+GROWTH = HeadPlot(
+    "attention", ("model", "log_ess2", "visible", "rows"), effective_length.TITLE, _length_curves, _draw_growth
 )
-DISTANCE_COLUMNS = ("model", "pair", "distance", "mean_signed")
-LOGITS = HeadPlot(
-    "distance",
-    DISTANCE_COLUMNS,
-    rotary.logit_by_distance,
-    rotary.draw_logit_by_distance,
-    rotary.plot_logit_by_distance,
-)
-PROFILES = HeadPlot(
-    "distance", DISTANCE_COLUMNS, rotary.pair_profiles, _draw_distance_profiles, rotary.plot_pair_profiles
-)
+PROFILES = replace(rotary.PROFILES, draw=_draw_distance_profiles)
 
 
 def _head_rows(run: Run, models: Sequence[str], table: str, layer: int, head: int) -> pd.DataFrame:

@@ -1,12 +1,13 @@
 """Figures of needle trials: success by context length and depth, retrieval scores of heads, agreement, ablation."""
 
+from typing import Any
+
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.ablation_names import describe_ablation
-from headscope.plots import axes, head_scatter, style
+from headscope.plots import axes, head_scatter, shapes, style
 from headscope.rendering.text import format_percent
 from headscope.runs.column_metadata import capitalise, statistic
 from probes.needle.analysis import seed_columns, success_rates
@@ -14,6 +15,7 @@ from probes.needle.head_columns import RETRIEVAL_THRESHOLD
 
 SHARE_TICKS = {"tickvals": [0, 0.2, 0.4, 0.6, 0.8, 1], "ticktext": ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"]}
 """Plotly settings of the ticks of a share; plotly's own format of per cent has no space."""
+SHARE_AXIS = {"title_text": "share of trials", "range": [-0.02, 1.02], **SHARE_TICKS}
 
 
 def plot_success_map(needles: pd.DataFrame, model: str, mode: str = "strict") -> go.Figure:
@@ -30,10 +32,15 @@ def plot_success_map(needles: pd.DataFrame, model: str, mode: str = "strict") ->
     text, low_text, high_text = (
         frame.map(lambda share: "" if np.isnan(share) else format_percent(share)) for frame in (shares, low, high)
     )
-    hover_data = np.dstack([counts.map("{:.0f}".format), low_text, high_text])
-    figure = _length_depth_heatmap(title, shares, hover_data, hover)
-    figure.update_traces(text=text.to_numpy(), colorbar={"title": {"text": "share"}, **SHARE_TICKS})
-    return figure.update_traces(texttemplate="%{text}" if shares.size <= 60 else None)
+    return _length_depth_heatmap(
+        title,
+        shares,
+        hover,
+        customdata=np.dstack([counts.map("{:.0f}".format), low_text, high_text]),
+        text=text.to_numpy(),
+        texttemplate="%{text}" if shares.size <= 60 else None,
+        colorbar={"title": {"text": "share"}, **SHARE_TICKS},
+    )
 
 
 def plot_success_by_length(needles: pd.DataFrame, mode: str = "strict") -> go.Figure:
@@ -43,15 +50,12 @@ def plot_success_by_length(needles: pd.DataFrame, mode: str = "strict") -> go.Fi
     if reason := style.missing_data_reason(needles, "model", "mode", "context_length", "success"):
         return style.empty_figure(title, reason)
     trials = needles[needles["mode"] == mode]
-    figure = style.new_figure(title)
+    curves = {}
     for label, model_style in style.model_styles(trials).items():
-        success = success_rates(trials[trials["model"] == label], ["context_length"])
-        line = success.rename(columns={"share": "mean"})[["mean", "low", "high"]]
-        style.add_line_with_band(figure, line, model_style, "%{x:,} tokens: %{text} of trials")
-        figure.data[-1].text = [format_percent(share) for share in line["mean"]]
-    figure.update_xaxes(title_text="context length (tokens)", tickformat=",")
-    figure.update_yaxes(title_text="share of trials", range=[-0.02, 1.02], **SHARE_TICKS)
-    return style.fit_legend(figure)
+        success = success_rates(trials[trials["model"] == label], ["context_length"]).rename(columns={"share": "mean"})
+        curves[model_style] = success[["mean", "low", "high"]].assign(text=success["mean"].map(format_percent))
+    axis = {"title_text": "context length (tokens)", "tickformat": ","}
+    return shapes.bands(title, curves, "%{x:,} tokens: %{text} of trials", axis, SHARE_AXIS)
 
 
 def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
@@ -68,10 +72,10 @@ def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
         model_style = style.ModelStyle(
             name, style.CATEGORY_PALETTE[colour], style.LINE_DASHES[dash], style.MARKER_SYMBOLS[dash]
         )
-        line = ablation_rows[ablation_rows["heads"] == heads].set_index("size").rename(columns={"effect": "mean"})
+        line = ablation_rows[ablation_rows["heads"] == heads].rename(columns={"effect": "mean", "size": "customdata"})
         if line.empty:
             continue
-        line.index = pd.Index([sizes.index(size) for size in line.index])
+        line = line.assign(text=line["mean"].map(format_percent)).set_index(line["customdata"].map(sizes.index))
         if heads == "random":
             thin_line = {
                 "mode": "lines",
@@ -80,31 +84,18 @@ def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
             }
             for extreme in ("minimum", "maximum"):
                 figure.add_scatter(x=line.index, y=line[extreme], showlegend=False, legendgroup=name, **thin_line)
-        style.add_line_with_band(
-            figure, line[["mean", "low", "high"]], model_style, "heads ablated: %{customdata}; %{text} of trials"
-        )
-        figure.data[-1].text = [format_percent(share) for share in line["mean"]]
-        figure.data[-1].customdata = [sizes[index] for index in line.index]
+        curve = line[["mean", "low", "high", "text", "customdata"]]
+        style.add_line_with_band(figure, curve, model_style, "heads ablated: %{customdata}; %{text} of trials")
     ticks = {"tickvals": [*range(len(sizes))], "ticktext": [str(size) for size in sizes]}
-    figure.update_xaxes(title_text="ablated heads", **ticks)
-    figure.update_yaxes(title_text="share of trials", range=[-0.02, 1.02], **SHARE_TICKS)
-    return style.fit_legend(figure)
+    return shapes.finish(figure, {"title_text": "ablated heads", **ticks}, SHARE_AXIS)
 
 
 def plot_detector_comparison(heads: pd.DataFrame, model: str, x: str, y: str) -> go.Figure:
     """Scatter plot of two scores that detect retrieval heads: columns `x` and `y` of `heads`, one point per head."""
     first, second = statistic(x), statistic(y)
-    figure = style.new_figure(f"{capitalise(second.label)} against {first.label}: {style.escape_label(model)}")
-    if reason := style.missing_data_reason(heads[heads["model"] == model], x, y):
-        return style.empty_figure(figure.layout.title.text, reason)
-    points = heads[heads["model"] == model].dropna(subset=[x, y])
-    head_scatter.add_points(figure, points, x, y, "%{x:.3f} and %{y:.3f}")
-    for update_axis, name, score in ((figure.update_xaxes, x, first), (figure.update_yaxes, y, second)):
-        label = score.label.replace(" for ", "<br>for ") + (f" ({score.unit})" if score.unit else "")
-        update_axis(title_text=label, range=_axis_range(heads[name].dropna()))
-    return style.set_metadata(
-        head_scatter.add_layer_colorbar(figure), value=second.label, model=style.escape_label(model)
-    )
+    title = f"{capitalise(second.label)} against {first.label}: {style.escape_label(model)}"
+    labels = [score.label_with_unit.replace(" for ", "<br>for ") for score in (first, second)]
+    return _plot_scores(heads, (x, y), title, "%{x:.3f} and %{y:.3f}", (labels[0], labels[1]), second.label, model)
 
 
 def plot_head_retrieval(retrieval: pd.DataFrame, model: str, layer: int, head: int) -> go.Figure:
@@ -121,9 +112,8 @@ def plot_head_retrieval(retrieval: pd.DataFrame, model: str, layer: int, head: i
         return style.empty_figure(title, "no successful trial of this model")
     cells = rows.groupby(["depth", "context_length"])["score"].agg(["mean", "size"])
     scores, trials = (cells[name].unstack() for name in ("mean", "size"))
-    hover = "score %{z:.3f} over %{customdata:.0f} trials"
-    figure = _length_depth_heatmap(title, scores, trials.to_numpy(), hover)
-    return figure.update_traces(colorbar={"title": {"text": "score"}})
+    hover, bar = "score %{z:.3f} over %{customdata:.0f} trials", {"title": {"text": "score"}}
+    return _length_depth_heatmap(title, scores, hover, customdata=trials.to_numpy(), colorbar=bar)
 
 
 def plot_ranked_scores(heads: pd.DataFrame) -> go.Figure:
@@ -132,39 +122,49 @@ def plot_ranked_scores(heads: pd.DataFrame) -> go.Figure:
     if reason := style.missing_data_reason(heads, "model", "retrieval"):
         return style.empty_figure(title, reason)
     scored = heads.dropna(subset=["retrieval"])
-    figure = style.new_figure(title)
+    hover = "rank %{x}: layer %{customdata[0]}, head %{customdata[1]}, score %{y:.3f}"
+    columns = {"retrieval": "mean", "retrieval_low": "low", "retrieval_high": "high"}
+    curves = {}
     for label, model_style in style.model_styles(scored).items():
         ranked = scored[scored["model"] == label].sort_values("retrieval", ascending=False, kind="stable")
-        line = pd.DataFrame(
-            {"mean": ranked["retrieval"], "low": ranked["retrieval_low"], "high": ranked["retrieval_high"]}
-        ).set_axis(np.arange(1, len(ranked) + 1))
-        style.add_line_with_band(
-            figure, line, model_style, "rank %{x}: layer %{customdata[0]}, head %{customdata[1]}, score %{y:.3f}"
-        )
-        figure.data[-1].customdata = ranked[head_scatter.HEAD_COLUMNS].to_numpy()
-    figure.add_hline(y=RETRIEVAL_THRESHOLD, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
+        line = ranked.rename(columns=columns)[[*columns.values()]].set_axis(np.arange(1, len(ranked) + 1))
+        line["customdata"] = ranked[head_scatter.HEAD_COLUMNS].to_numpy().tolist()
+        curves[model_style] = line
     head_count = int(scored.groupby("model", observed=True).size().max())
-    figure.update_xaxes(title_text="rank of the head", **axes.log_axis([1, head_count]))
-    figure.update_yaxes(title_text="retrieval score", rangemode="tozero")
-    return style.declare_head_points(style.fit_legend(figure))
+    x = {"title_text": "rank of the head", **axes.log_axis([1, head_count])}
+    y = {"title_text": "retrieval score", "rangemode": "tozero"}
+    figure = shapes.bands(title, curves, hover, x, y, level=RETRIEVAL_THRESHOLD)
+    return style.declare_head_points(figure)
 
 
 def plot_against_growth(heads: pd.DataFrame, model: str) -> go.Figure:
     """Scatter plot of retrieval score and growth exponent of the heads of `model`; colour is the layer."""
     title = f"Retrieval against growth: {style.escape_label(model)}"
-    if reason := style.missing_data_reason(heads, "model", "retrieval", "growth") or style.missing_data_reason(
-        heads[heads["model"] == model], "retrieval", "growth"
+    names, hover = ("growth exponent", "retrieval score"), "growth exponent %{x:.3g}, score %{y:.3f}"
+    return _plot_scores(heads, ("growth", "retrieval"), title, hover, names, names[1], model)
+
+
+def _plot_scores(
+    heads: pd.DataFrame,
+    columns: tuple[str, str],
+    title: str,
+    hover: str,
+    labels: tuple[str, str],
+    value: str,
+    model: str,
+) -> go.Figure:
+    """One column of the heads of a model against another; all models in `heads` have the same axes, because readers
+    compare their charts."""
+    if reason := style.missing_data_reason(heads, "model", *columns) or style.missing_data_reason(
+        heads[heads["model"] == model], *columns
     ):
         return style.empty_figure(title, reason)
-    points = heads[heads["model"] == model].dropna(subset=["retrieval", "growth"])
-    figure = style.new_figure(title)
-    head_scatter.add_points(figure, points, "growth", "retrieval", "growth exponent %{x:.3g}, score %{y:.3f}")
-    # All models in `heads` have the same axes, because readers compare their charts.
-    figure.update_xaxes(title_text="growth exponent", range=_axis_range(heads["growth"]))
-    figure.update_yaxes(title_text="retrieval score", range=_axis_range(heads["retrieval"]))
-    return style.set_metadata(
-        head_scatter.add_layer_colorbar(figure), value="retrieval score", model=style.escape_label(model)
+    points = heads[heads["model"] == model].dropna(subset=[*columns])
+    x, y = (
+        {"title_text": label, "range": _axis_range(heads[name])} for label, name in zip(labels, columns, strict=True)
     )
+    figure = shapes.head_points(title, points, columns, hover, x, y)
+    return style.set_metadata(figure, value=value, model=style.escape_label(model))
 
 
 def plot_seed_agreement(scores: pd.DataFrame, model: str) -> go.Figure:
@@ -180,13 +180,10 @@ def plot_seed_agreement(scores: pd.DataFrame, model: str) -> go.Figure:
     points = scores[scores["model"] == model].dropna(subset=seeds)
     if len(seeds) < 2 or points.empty:
         return style.empty_figure(title, "a comparison needs two seeds with successful trials")
-    figure = style.new_figure(title)
-    head_scatter.add_points(figure, points, seeds[0], seeds[1], "score %{x:.3f} and %{y:.3f}")
     limits = _axis_range(scores[seeds].max())
-    head_scatter.add_diagonal(figure, [0, limits[1]])
-    figure.update_xaxes(title_text=f"score with seed {seeds[0]}", range=limits)
-    figure.update_yaxes(title_text=f"score with seed {seeds[1]}", range=limits)
-    return head_scatter.add_layer_colorbar(figure)
+    x, y = ({"title_text": f"score with seed {seed}", "range": limits} for seed in seeds)
+    hover = "score %{x:.3f} and %{y:.3f}"
+    return shapes.head_points(title, points, (seeds[0], seeds[1]), hover, x, y, diagonal=(0, limits[1]))
 
 
 def _needle_kind_label(mode: str) -> str:
@@ -200,24 +197,19 @@ def _axis_range(values: pd.Series) -> list[float]:
     return [low - 0.04 * (high - low), high + 0.04 * (high - low)]
 
 
-def _length_depth_heatmap(title: str, z: pd.DataFrame, hover_data: npt.ArrayLike, hover_template: str) -> go.Figure:
+def _length_depth_heatmap(title: str, z: pd.DataFrame, hover: str, **cells: Any) -> go.Figure:
     """Heatmap of values from 0 to 1 by depth (rows) and context length (columns)."""
-    figure = style.new_figure(title, 320)
-    figure.add_heatmap(
-        x=[f"{length:,}" for length in z.columns],
-        y=[format_percent(depth) for depth in z.index],
-        z=z.to_numpy(),
-        customdata=hover_data,
-        hovertemplate=f"%{{x}} tokens, depth %{{y}}: {hover_template}<extra></extra>",
-        xgap=1,
-        ygap=1,
+    depths, lengths = z.shape
+    x = {"title_text": "context length (tokens)", "type": "category", "dtick": -(-lengths // 7), "showgrid": False}
+    y = {"autorange": "reversed", "type": "category", "dtick": -(-depths // 12), "showgrid": False}
+    return shapes.matrix(
+        title,
+        z.rename(columns="{:,}".format, index=format_percent),
+        f"%{{x}} tokens, depth %{{y}}: {hover}",
+        x,
+        {"title_text": "depth", **y},
+        height=320,
         zmin=0,
         zmax=1,
-        colorscale=style.SEQUENTIAL_SCALE,
+        **cells,
     )
-    depths, lengths = z.shape
-    figure.update_xaxes(title_text="context length (tokens)", type="category", dtick=-(-lengths // 7), showgrid=False)
-    figure.update_yaxes(
-        title_text="depth", autorange="reversed", type="category", dtick=-(-depths // 12), showgrid=False
-    )
-    return style.set_top_margin(figure)

@@ -11,8 +11,8 @@ from headscope.effects.results import effect_text
 from headscope.effects.sweep import UNIT_KEYS, Effects, effects_table
 from headscope.effects.units import estimate_marks, unit_nouns
 from headscope.estimates import ESTIMATE_MARK, EXACT
-from headscope.plots import head_scatter, style
-from headscope.plots.rotary import ZERO_CENTRED_SCALE
+from headscope.plots import shapes, style
+from headscope.plots.colour_range import signed_colours
 from headscope.plots.unit_matrix import plot_unit_matrix
 from headscope.results.words import count_nouns
 from probes.patching.labels import describe_methods, describe_sweep
@@ -25,9 +25,8 @@ MAX_POSITION_UNITS = 20
 def plot_matrix(effects: Effects) -> go.Figure:
     """Heatmap of the mean effect by layer and unit. Estimated units are marked if others are exact."""
     texts = [f"effect {effect_text(effects, unit, EFFECT)}" for _, unit in effects.units.iterrows()]
-    figure = plot_unit_matrix(effects.units, "effect", texts, "effect", 1e-3, estimate_marks(effects))
-    subtitle = describe_methods(effects, unit_nouns(effects.units))
-    style.set_top_margin(figure.update_layout(title=_title(effects, subtitle)), 62)
+    title = _title(effects, describe_methods(effects, unit_nouns(effects.units)))
+    figure = plot_unit_matrix(title, effects.units, "effect", texts, "effect", 1e-3, estimate_marks(effects))
     return style.set_metadata(figure, value="effect", model=style.escape_label(effects.model))
 
 
@@ -54,40 +53,38 @@ def plot_parts(effects: Effects, parts: Sequence[Effects], name: str) -> go.Figu
     marks = [["" if unit is None or unit["method"] == EXACT else ESTIMATE_MARK for unit in row] for row in effect_rows]
     pairs = int(effects.units["n"].max())
     noun = "span" if name == "span" else "pair or group"
-    title = _title(effects, f"by {noun}, {count_nouns(pairs, 'pairs')}")
-    figure = style.new_figure("", 190 + 20 * len(top)).update_layout(title=title)
     limit = max(float(np.nanmax(np.abs(top.to_numpy()))), 1e-3)
-    figure.add_heatmap(
-        x=[style.escape_label(part) for part in top.columns],
-        y=[unit_tick(*unit) for unit in top.index],
-        z=top.to_numpy(),
-        zmin=-limit,
-        zmax=limit,
+    figure = shapes.matrix(
+        _title(effects, f"by {noun}, {count_nouns(pairs, 'pairs')}"),
+        top.rename(columns=style.escape_label).set_axis([unit_tick(*unit) for unit in top.index]),
+        "%{y}, %{x}<br>effect %{hovertext}",
+        {"type": "category", "showgrid": False, **style.turned_labels(names, style.UPRIGHT_LABELS // 2)},
+        {"type": "category", "showgrid": False},
+        height=190 + 20 * len(top),
+        top_margin=62,
         text=marks,
         texttemplate="%{text}",
         hovertext=hover,
-        hovertemplate="%{y}, %{x}<br>effect %{hovertext}<extra></extra>",
-        colorbar={"title": {"text": "effect"}},
-        xgap=1,
-        ygap=1,
-        **ZERO_CENTRED_SCALE,
+        **signed_colours(limit, "effect"),
     )
-    figure.update_xaxes(type="category", showgrid=False, **style.turned_labels(names, style.UPRIGHT_LABELS // 2))
-    figure.update_yaxes(type="category", showgrid=False)
-    return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x=noun)
+    return style.set_metadata(figure, value="effect", x=noun)
 
 
 def plot_agreement(effects: Effects) -> go.Figure:
     """Scatter plot of the estimated against the exact effect, one point per unit; the dashed line is y = x."""
     units = compared_units(effects, "estimate")
     subtitle = f"{len(units)} {unit_nouns(units)} with estimate and exact effect"
-    figure = style.new_figure("").update_layout(title=_title(effects, subtitle))
-    head_scatter.add_points(figure, units, "exact", "estimate", "exact %{x:+.3f}<br>estimate %{y:+.3f}")
     values = units[["exact", "estimate"]].to_numpy(dtype=np.float64)
-    head_scatter.add_diagonal(figure, [values.min(), values.max()])
-    figure.update_xaxes(title_text="exact effect")
-    figure.update_yaxes(title_text="estimated effect")
-    head_scatter.add_layer_colorbar(figure, top_margin=62)
+    figure = shapes.head_points(
+        _title(effects, subtitle),
+        units,
+        ("exact", "estimate"),
+        "exact %{x:+.3f}<br>estimate %{y:+.3f}",
+        "exact effect",
+        "estimated effect",
+        diagonal=(values.min(), values.max()),
+        top_margin=62,
+    )
     return style.set_metadata(figure, model=style.escape_label(effects.model))
 
 
@@ -96,27 +93,21 @@ def plot_head(rows: pd.DataFrame, models: Sequence[str], layer: int, head: int) 
 
     `rows` have a sweep each: its keys, the columns of the unit that is or contains the head, and the effect as `text`.
     """
-    figure = style.new_figure(f"Patching effects of layer {layer}, head {head}")
     rows = rows.assign(model=rows["model"].astype(pd.CategoricalDtype(list(models))))
-    for label, model_style in style.model_styles(rows).items():
-        bars = rows[rows["model"] == label]
-        conditions = zip(bars["prompts"], bars["intervention"], bars["direction"], strict=True)
-        figure.add_bar(
-            x=[f"{prompts}<br>{intervention}, {direction}" for prompts, intervention, direction in conditions],
-            y=bars["effect"],
-            error_y=style.error_bars(bars["effect"], bars["low"], bars["high"]) if bars["low"].notna().any() else None,
-            marker={
-                "color": model_style.colour,
-                "opacity": [1.0 if method == EXACT else 0.45 for method in bars["method"]],
-            },
-            text=bars["text"],
-            textposition="none",
-            hovertemplate="%{x}: %{text}<extra>" + model_style.name + "</extra>",
-            name=model_style.name,
-        )
-    figure.update_yaxes(title_text="effect")
-    figure.update_xaxes(type="category", showgrid=False)
-    return style.fit_legend(figure.update_layout(barmode="group"))
+    conditions = zip(rows["prompts"], rows["intervention"], rows["direction"], strict=True)
+    bars = effect_bars(rows).set_axis(
+        [f"{prompts}<br>{change}, {direction}" for prompts, change, direction in conditions]
+    )
+    of_model = rows["model"].to_numpy()
+    series = {model_style: bars[of_model == label] for label, model_style in style.model_styles(rows).items()}
+    title, x = f"Patching effects of layer {layer}, head {head}", {"type": "category", "showgrid": False}
+    return shapes.bars(title, series, "%{x}: %{text}", x, "effect", barmode="group")
+
+
+def effect_bars(rows: pd.DataFrame) -> pd.DataFrame:
+    """Bars of effects with their intervals and `text`; pale bars are estimates."""
+    opacity = np.where(rows["method"] == EXACT, 1.0, 0.45)
+    return rows.rename(columns={"effect": "y"})[["y", "low", "high", "text"]].assign(opacity=opacity)
 
 
 def _title(effects: Effects, subtitle: str) -> dict[str, object]:

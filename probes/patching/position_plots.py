@@ -7,9 +7,8 @@ import plotly.graph_objects as go
 
 from headscope.effects.sweep import UNIT_KEYS
 from headscope.estimates import EXACT
-from headscope.plots import style
-from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
-from headscope.plots.rotary import ZERO_CENTRED_SCALE
+from headscope.plots import shapes, style
+from headscope.plots.colour_range import mark_clipped_cells, signed_colours, symmetric_limit
 from headscope.plots.selector import combine_figures, first_choices
 from headscope.rendering.token_axis import MAX_TOKEN_LABELS, token_axis, token_hover
 from probes.patching.plots import MAX_POSITION_UNITS, unit_tick
@@ -38,29 +37,22 @@ def _plot_grid(position_map: PositionMap, pair: str, grid: pd.DataFrame, cells: 
     has_layers, limit = grid.index.nlevels == 1, symmetric_limit(cells, 1e-3)
     labels = [*position_map.tokens_by_pair[pair]["label"].reindex(grid.columns)]
     texts, place = token_hover(labels, len(grid))
-    figure = style.new_figure("", 220 + 14 * len(grid) if has_layers else 200 + 20 * len(grid))
-    figure.update_layout(title=title_of_pair(position_map, pair))
-    figure.add_heatmap(
-        x=grid.columns.tolist(),
-        y=grid.index.tolist() if has_layers else [unit_tick(*unit) for unit in grid.index],
-        z=grid.to_numpy(np.float32),
-        zmin=-limit,
-        zmax=limit,
-        hovertemplate=f"{'layer ' * has_layers}%{{y}}, {place}<br>effect %{{z:+.3f}}<extra></extra>",
-        colorbar={"title": {"text": "effect"}} | symmetric_colorbar(cells, limit),
+    layer_axis = {"title_text": "layer", "dtick": max(1, len(grid) // 16), "showgrid": False}
+    figure = shapes.matrix(
+        title_of_pair(position_map, pair),
+        (grid if has_layers else grid.set_axis([unit_tick(*unit) for unit in grid.index])).astype("float32"),
+        f"{'layer ' * has_layers}%{{y}}, {place}<br>effect %{{z:+.3f}}",
+        {"showgrid": False, **token_axis([int(position) for position in grid.columns], labels)},
+        layer_axis if has_layers else {"type": "category", "showgrid": False},
+        height=220 + 14 * len(grid) if has_layers else 200 + 20 * len(grid),
+        top_margin=62,
         xgap=1 if len(labels) <= MAX_TOKEN_LABELS else 0,  # a gap would hide cells of less than a pixel
-        ygap=1,
+        **signed_colours(limit, "effect", cells),
         **texts,
-        **ZERO_CENTRED_SCALE,
     )
     mark_clipped_cells(figure, grid.to_numpy(), limit)
-    figure.update_xaxes(showgrid=False, **token_axis([int(position) for position in grid.columns], labels))
-    if has_layers:
-        figure.update_yaxes(title_text="layer", dtick=max(1, len(grid) // 16), showgrid=False)
-    else:
-        figure.update_yaxes(type="category", showgrid=False)
     model = style.escape_label(position_map.key["model"])
-    return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x="position", model=model)
+    return style.set_metadata(figure, value="effect", x="position", model=model)
 
 
 def title_of_pair(position_map: PositionMap, pair: str) -> dict[str, object]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from headscope.plots import axes, style
+from headscope.plots import axes, shapes, style
 from headscope.rendering import assembly
 from headscope.rendering.blocks import Block, Chart, Link, PageContent, RenderContext, TextBlock
 from headscope.rendering.explorer_blocks import (
@@ -247,10 +247,10 @@ def _weights_chart(state: LensState, text: TokenizedText, rows: Mapping[str, pd.
             customdata=of_model["distance"],
             hovertemplate="%{text}<br>distance %{customdata:,}<br>weight %{y:.3f}",
         )
-    figure.update_xaxes(axis.settings, range=axis.range[::-1], title_text="distance (tokens)")
-    figure.update_yaxes(title_text="weight", range=[0, 1.05])
+    x = {**axis.settings, "range": axis.range[::-1], "title_text": "distance (tokens)"}
+    shapes.finish(figure, x, {"title_text": "weight", "range": [0, 1.05]})
     caption = f"The top keys of query token {state.query_position:,}. The query is at the right, as in the text."
-    return Chart(style.fit_legend(figure), caption)
+    return Chart(figure, caption)
 
 
 def _compare_models(

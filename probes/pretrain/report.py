@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.plots import style
+from headscope.plots import shapes, style
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, TextTable
 from headscope.rendering.text import statistics_table
-from headscope.runs.aggregation import confidence_interval, mean_losses
+from headscope.runs.aggregation import mean_losses
 from headscope.runs.run import Run
 from probes.pretrain.analysis import final_checkpoint_labels, variant_table
 from probes.pretrain.schema import TrainingKey
@@ -51,14 +51,9 @@ def plot_loss_against_first(validation: pd.DataFrame) -> go.Figure:
     first, *later = model_styles
     if not later:
         return style.empty_figure(title, "the run has only one training")
-    figure = style.new_figure(title)
-    figure.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
-    for label in later:
-        difference = pd.DataFrame(means.loc[label] - means.loc[first]).dropna()
-        low, high = confidence_interval(difference.to_numpy(dtype=np.float64))
-        line = pd.DataFrame({"mean": difference.mean(axis=1), "low": low, "high": high})
-        hover = f"step %{{x}}: %{{y:+.4f}} nats/token relative to {style.escape_label(first)}"
-        style.add_line_with_band(figure, line, model_styles[label], hover)
-    figure.update_xaxes(title_text="optimiser step")
-    figure.update_yaxes(title_text="difference of loss (nats/token)")
-    return style.fit_legend(figure)
+    curves = {
+        model_styles[label]: shapes.mean_curve(pd.DataFrame(means.loc[label] - means.loc[first]).dropna())
+        for label in later
+    }
+    hover = f"step %{{x}}: %{{y:+.4f}} nats/token relative to {style.escape_label(first)}"
+    return shapes.bands(title, curves, hover, "optimiser step", "difference of loss (nats/token)", level=0)

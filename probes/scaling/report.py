@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.plots import axes, style
+from headscope.plots import shapes, style
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
 from probes.scaling.results import mean_with_interval
 
@@ -46,24 +46,12 @@ def plot_convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
         key: f"L^{key[1]:g}, ESS_{key[0]:g} (case {target_rows['regime'].iloc[0]})"
         for key, target_rows in rows.groupby(["beta", "exponent"], sort=False)
     }
-    figure = style.new_figure(title)
-    figure.add_hline(y=1, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
     labelled = rows.assign(model=[names[key] for key in zip(rows["beta"], rows["exponent"], strict=True)])
+    curves = {}
     for label, model_style in style.model_styles(labelled).items():
         groups = labelled[labelled["model"] == label].groupby("context_length")["ratio"]
-        line = pd.DataFrame(
-            {length: mean_with_interval(ratio) for length, ratio in groups}, index=["mean", "low", "high"]
-        ).T
-        figure.add_scatter(
-            x=line.index,
-            y=line["mean"],
-            error_y=style.error_bars(line["mean"], line["low"], line["high"]),
-            mode="lines+markers",
-            name=model_style.name,
-            line={"color": model_style.colour, "dash": model_style.dash},
-            marker={"symbol": model_style.symbol, "size": 6},
-            hovertemplate=f"L = %{{x:,}}: %{{y:.3f}} times the target<extra>{model_style.name}</extra>",
-        )
-    figure.update_xaxes(title_text="length L (tokens)", **axes.length_axis(rows["context_length"]))
-    figure.update_yaxes(title_text="geometric mean of ESS / target", rangemode="tozero")
-    return style.fit_legend(figure)
+        means = {length: mean_with_interval(ratio) for length, ratio in groups}
+        curves[model_style] = pd.DataFrame(means, index=["y", "low", "high"]).T
+    x = shapes.length_axis(rows["context_length"], "length L (tokens)")
+    y = {"title_text": "geometric mean of ESS / target", "rangemode": "tozero"}
+    return shapes.lines(title, curves, "L = %{x:,}: %{y:.3f} times the target", x, y, level=1)

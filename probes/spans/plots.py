@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from headscope.effects.groups import HeldOut
 from headscope.heads import format_head
-from headscope.plots import style
+from headscope.plots import shapes, style
 
 RANKED_HEADS = 20
 MAX_LEVEL_NAMES = 3
@@ -18,25 +18,25 @@ def plot_span_matrix(means: pd.DataFrame, title: str) -> go.Figure:
     if means.empty:
         return style.empty_figure(title, "no data to plot")
     queries, keys = (list(dict.fromkeys(means[name])) for name in ("query", "key"))
-    grids = {
-        name: means.pivot(index="query", columns="key", values=name).reindex(index=queries, columns=keys)
+    mass, chance = (
+        means.pivot(index="query", columns="key", values=name).reindex(index=queries, columns=keys)
         for name in ("mass", "chance")
-    }
-    figure = style.new_figure(title, 120 + 34 * max(len(queries), 6))
-    figure.add_heatmap(
-        x=[style.escape_label(key) for key in keys],
-        y=[style.escape_label(query) for query in queries],
-        z=grids["mass"].to_numpy(),
-        customdata=grids["chance"].to_numpy()[..., None],
+    )
+    figure = shapes.matrix(
+        title,
+        mass.rename(index=style.escape_label, columns=style.escape_label),
+        "from %{y} to %{x}: mass %{z:.3f}, chance %{customdata[0]:.3f}",
+        {"title_text": "key span", "type": "category"},
+        {"title_text": "query span", "type": "category", "autorange": "reversed"},
+        unit="mass",
+        height=120 + 34 * max(len(queries), 6),
+        top_margin=70,
+        gaps=False,
+        customdata=chance.to_numpy()[..., None],
         zmin=0,
         zmax=1,
-        colorscale=style.SEQUENTIAL_SCALE,
-        colorbar={"title": {"text": "mass"}},
         texttemplate="%{z:.2f}" if len(keys) <= 10 else None,
-        hovertemplate="from %{y} to %{x}: mass %{z:.3f}, chance %{customdata[0]:.3f}<extra></extra>",
     )
-    figure.update_xaxes(title_text="key span", type="category")
-    figure.update_yaxes(title_text="query span", type="category", autorange="reversed")
     if len(keys) > MAX_LEVEL_NAMES:
         figure.update_xaxes(tickangle=-40)
         figure.update_layout(margin_b=110, height=figure.layout.height + 54)
@@ -64,9 +64,8 @@ def plot_ranking(heads: pd.DataFrame, model: str, pair: tuple[str, str]) -> go.F
         showlegend=False,
         hovertemplate="%{y}: mass %{x:.3f}<extra></extra>",
     )
-    figure.update_xaxes(title_text="attention mass", rangemode="tozero")
-    figure.update_yaxes(autorange="reversed", type="category")
-    return figure
+    x = {"title_text": "attention mass", "rangemode": "tozero"}
+    return shapes.label_axes(figure, x, {"autorange": "reversed", "type": "category"})
 
 
 def plot_groups(judged: HeldOut, is_second: np.ndarray, names: list[str], model: str) -> go.Figure:
@@ -93,27 +92,12 @@ def plot_steps(rows: pd.DataFrame, title: str) -> go.Figure:
     if rows.empty:
         return style.empty_figure(title, "no data to plot")
     means = rows.groupby(["key", "step"], observed=True)["mass"].mean()
-    figure = style.new_figure(title)
-    for number, key in enumerate(dict.fromkeys(means.index.get_level_values("key"))):
-        line = means[key]
-        figure.add_scatter(
-            x=line.index,
-            y=line,
-            mode="lines+markers",
-            name=style.escape_label(key),
-            line={
-                "color": style.PALETTE[number % len(style.PALETTE)],
-                "dash": style.LINE_DASHES[number // len(style.PALETTE) % 4],
-            },
-            marker={"symbol": style.MARKER_SYMBOLS[number % len(style.MARKER_SYMBOLS)]},
-            hovertemplate="step %{x}: %{y:.3f}<extra>%{fullData.name}</extra>",
-        )
+    styles = style.category_styles([*means.index.unique("key")], style.PALETTE)
+    curves = {line_style: means[key].to_frame("y") for key, line_style in styles.items()}
     steps = sorted({*means.index.get_level_values("step")})
-    figure.update_xaxes(
-        title_text="step of the generated text", type="log", tickvals=steps, ticktext=[*map(str, steps)]
-    )
-    figure.update_yaxes(title_text="mass", rangemode="tozero")
-    return style.fit_legend(figure)
+    ticks = {"type": "log", "tickvals": steps, "ticktext": [*map(str, steps)]}
+    x, y = {"title_text": "step of the generated text", **ticks}, {"title_text": "mass", "rangemode": "tozero"}
+    return shapes.lines(title, curves, "step %{x}: %{y:.3f}", x, y)
 
 
 def plot_steering(rows: pd.DataFrame) -> go.Figure:
@@ -139,6 +123,4 @@ def plot_steering(rows: pd.DataFrame) -> go.Figure:
             text=[style.escape_label(doc) for doc in of_model["doc"].astype(str)],
             hovertemplate="%{text}: %{x:.2f} without, %{y:.2f} with<extra>%{fullData.name}</extra>",
         )
-    figure.update_xaxes(title_text="without steering (nats/token)")
-    figure.update_yaxes(title_text="with steering (nats/token)")
-    return style.fit_legend(figure)
+    return shapes.finish(figure, "without steering (nats/token)", "with steering (nats/token)")

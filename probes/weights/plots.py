@@ -6,14 +6,15 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.plots import axes, head_scatter, style
-from headscope.runs.aggregation import confidence_interval
+from headscope.plots import axes, shapes, style
+from headscope.plots.shapes import mean_curve
 from headscope.runs.column_metadata import statistic
 
 MAX_LABELLED_PATHS = 10
 """Strongest compositions that are marked in the matrix."""
 MAX_COMPONENTS = 12
 """Components in the plot of QK attribution."""
+HOVER = "distance %{x:,.0f}: %{y:+.2f} logits"
 SIDE_LABELS = {"query": "written at the query's token", "key": "written at the key's token"}
 
 
@@ -26,13 +27,13 @@ def plot_statistics(heads: pd.DataFrame, x: str, y: str, model: str) -> go.Figur
         rows = rows.dropna(subset=[x, y])
     if x not in rows or y not in rows or rows.empty:
         return style.empty_figure(title, "no head has both values")
-    figure = style.new_figure(title)
+    scales = [
+        {"title_text": stat.label_with_unit}
+        | (axes.log_axis(rows[name], sparse=True) if stat.log_scale and (rows[name] > 0).all() else {})
+        for stat, name in ((x_stat, x), (y_stat, y))
+    ]
     hover = f"{x_stat.label} %{{x:.3g}}<br>{y_stat.label} %{{y:.3g}}"
-    head_scatter.add_points(figure, rows, x, y, hover)
-    for stat, values, update in ((x_stat, rows[x], figure.update_xaxes), (y_stat, rows[y], figure.update_yaxes)):
-        positive = stat.log_scale and (values > 0).all()
-        update(title_text=stat.label_with_unit, **(axes.log_axis(values, sparse=True) if positive else {}))
-    return style.declare_head_points(head_scatter.add_layer_colorbar(figure))
+    return shapes.head_points(title, rows, (x, y), hover, *scales)
 
 
 def plot_composition(composition: pd.DataFrame, kind: str, model: str) -> go.Figure:
@@ -61,18 +62,19 @@ def plot_composition(composition: pd.DataFrame, kind: str, model: str) -> go.Fig
         .pivot(index="layer", columns="sender_layer", values="name")
         .reindex(index=layers, columns=layers)
     )
-    figure = style.new_figure(title)
-    figure.add_heatmap(
-        x=layers,
-        y=layers,
-        z=grid.to_numpy(np.float64),
+    axes_titles = ({"title_text": f"layer of the {which} head", "showgrid": False} for which in ("earlier", "later"))
+    figure = shapes.matrix(
+        title,
+        grid.astype("float64"),
+        "%{customdata}<br>excess %{z:.3f}",
+        *axes_titles,
+        unit="excess",
+        gaps=False,
+        top_margin=70,
         customdata=names.astype(object).fillna("").to_numpy(),
-        colorscale=style.SEQUENTIAL_SCALE,
-        colorbar={"title": {"text": "excess"}},
-        hovertemplate="%{customdata}<br>excess %{z:.3f}<extra></extra>",
     )
     top = rows.nlargest(MAX_LABELLED_PATHS, "excess").drop_duplicates(["sender_layer", "layer"])
-    figure.add_scatter(
+    return figure.add_scatter(
         x=top["sender_layer"],
         y=top["layer"],
         mode="markers",
@@ -80,8 +82,6 @@ def plot_composition(composition: pd.DataFrame, kind: str, model: str) -> go.Fig
         showlegend=False,
         marker={"symbol": "square-open", "size": 9, "color": style.HIGHLIGHT_COLOUR},
     )
-    figure.update_xaxes(title_text="layer of the earlier head", showgrid=False)
-    return figure.update_yaxes(title_text="layer of the later head", showgrid=False)
 
 
 def plot_positional_curve(rows: pd.DataFrame, models: list[str], layer: int, head: int) -> go.Figure:
@@ -89,65 +89,43 @@ def plot_positional_curve(rows: pd.DataFrame, models: list[str], layer: int, hea
     title, rows = f"Positional logits of layer {layer}, head {head}", rows[rows["model"].isin(models)]
     if rows.empty:
         return style.empty_figure(title, "not measured in these models")
-    figure = style.new_figure(title)
     rows = rows[rows["context_length"] == rows["context_length"].max()]
     rows = rows.assign(model=rows["model"].astype(pd.CategoricalDtype(models)))
+    curves = {}
     for label, model_style in style.model_styles(rows).items():
         table = rows[rows["model"] == label].pivot_table(index="distance", columns="doc", values="logit", observed=True)
-        values = table.to_numpy(dtype="float64")
-        low, high = confidence_interval(values)
-        line = pd.DataFrame({"mean": values.mean(1), "low": low, "high": high}, index=_log_positions(table.index))
-        style.add_line_with_band(figure, line, model_style, "distance %{x:,.0f}: %{y:+.2f} logits")
-    figure.update_xaxes(
-        title_text="distance (tokens); 0 is drawn at 0.5", **axes.log_axis([0.5, rows["distance"].max()])
-    )
-    figure.update_yaxes(title_text="logit")
-    return style.fit_legend(figure)
+        curves[model_style] = mean_curve(table.set_axis(_log_positions(table.index)))
+    return shapes.bands(title, curves, HOVER, _distance_axis(rows["distance"]), "logit")
 
 
 def plot_positional_quantiles(preference: pd.DataFrame) -> go.Figure:
     """Median and quartiles over heads of the positional logit minus its value at distance 1, a line per model."""
-    figure = style.new_figure("Positional logits of all heads by distance")
+    title = "Positional logits of all heads by distance"
     rows = preference[preference["context_length"] == preference["context_length"].max()]
     if rows.empty:
-        return style.empty_figure("Positional logits of all heads by distance", "no data")
+        return style.empty_figure(title, "no data")
+    curves = {}
     for label, model_style in style.model_styles(rows).items():
         of_model = rows[rows["model"] == label]
         table = of_model.pivot_table(index="distance", columns=["layer", "head"], values="logit", observed=True)
         reference = table.loc[1] if 1 in table.index else table.iloc[0]
         quartiles = (table - reference).quantile([0.25, 0.5, 0.75], axis=1).T
-        line = pd.DataFrame({"mean": quartiles[0.5], "low": quartiles[0.25], "high": quartiles[0.75]}).set_axis(
-            _log_positions(table.index)
-        )
-        style.add_line_with_band(figure, line, model_style, "distance %{x:,.0f}: %{y:+.2f} logits")
-    figure.update_xaxes(
-        title_text="distance (tokens); 0 is drawn at 0.5", **axes.log_axis([0.5, rows["distance"].max()])
-    )
-    figure.update_yaxes(title_text="logit minus that at distance 1")
-    return style.fit_legend(figure)
+        curves[model_style] = quartiles.set_axis(["low", "mean", "high"], axis=1).set_axis(_log_positions(table.index))
+    return shapes.bands(title, curves, HOVER, _distance_axis(rows["distance"]), "logit minus that at distance 1")
 
 
 def plot_token_pairs(rows: pd.DataFrame, models: list[str], layer: int, head: int) -> go.Figure:
     """Logit of each pair of tokens by distance in one head, for the first model; `rows` are the head's."""
-    figure = style.new_figure(f"Logits of token pairs in layer {layer}, head {head}")
     rows = rows[rows["model"] == next(label for label in models if (rows["model"] == label).any())]
     sums = rows.groupby(["query_token", "key_token", "distance"], observed=True)["contribution"].sum()
+    curves = {}
     for index, (tokens, block) in enumerate(sums.groupby(level=[0, 1], observed=True)):
         name = " → ".join(style.escape_label(str(token)) for token in cast(tuple[str, str], tokens))
-        distances = block.index.get_level_values("distance")
-        figure.add_scatter(
-            x=_log_positions(distances),
-            y=block,
-            mode="lines+markers",
-            name=name,
-            line={"color": style.CATEGORY_PALETTE[index % len(style.CATEGORY_PALETTE)]},
-            hovertemplate="distance %{x:,.0f}: %{y:+.2f} logits<extra>" + name + "</extra>",
-        )
-    figure.update_xaxes(
-        title_text="distance (tokens); 0 is drawn at 0.5", **axes.log_axis([0.5, max(rows["distance"].max(), 1)])
-    )
-    figure.update_yaxes(title_text="logit")
-    return style.fit_legend(figure)
+        pair_style = style.ModelStyle(name, style.CATEGORY_PALETTE[index % 8], "", "circle")
+        positions = _log_positions(block.index.get_level_values("distance"))
+        curves[pair_style] = pd.DataFrame({"y": block.to_numpy()}, positions)
+    title = f"Logits of token pairs in layer {layer}, head {head}"
+    return shapes.lines(title, curves, HOVER, _distance_axis(rows["distance"]), "logit")
 
 
 def plot_qk_components(means: pd.DataFrame, name: str, row: str = "") -> go.Figure:
@@ -165,9 +143,12 @@ def plot_qk_components(means: pd.DataFrame, name: str, row: str = "") -> go.Figu
             marker_color=style.CATEGORY_PALETTE[index],
             hovertemplate="%{y}: %{x:+.2f} logits<extra>" + text + "</extra>",
         )
-    figure.update_xaxes(title_text="contribution (logits)" if row else "mean contribution (logits)")
-    figure.update_yaxes(type="category", automargin=True)
-    return style.fit_legend(figure.update_layout(margin_l=100))
+    x = "contribution (logits)" if row else "mean contribution (logits)"
+    return shapes.finish(figure.update_layout(margin_l=100), x, {"type": "category", "automargin": True})
+
+
+def _distance_axis(distances: pd.Series) -> shapes.Axis:
+    return {"title_text": "distance (tokens); 0 is drawn at 0.5", **axes.log_axis([0.5, max(distances.max(), 1)])}
 
 
 def _log_positions(distances: pd.Index) -> pd.Index:

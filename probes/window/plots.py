@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.plots import axes, style
-from headscope.plots.rotary import ZERO_CENTRED_SCALE
+from headscope.plots import axes, shapes, style
+from headscope.plots.colour_range import ZERO_CENTRED_SCALE
 from probes.window.analysis import SCHEME_NAMES, accuracy_by_width, mass_bounds, solves_task
 
 
@@ -15,14 +15,9 @@ def plot_accuracy_by_width(window: pd.DataFrame) -> go.Figure:
     if reason := style.missing_data_reason(window, "scheme", "width", "accuracy"):
         return style.empty_figure(title, reason)
     widths = _with_scheme_names(accuracy_by_width(window)).rename(columns={"accuracy": "mean"})
-    figure = style.new_figure(title)
-    figure.add_hline(y=0.5, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1}, annotation_text="chance")
-    for label, model_style in style.model_styles(widths).items():
-        line = widths[widths["model"] == label].set_index("width").sort_index()
-        style.add_line_with_band(figure, line[["mean", "low", "high"]], model_style, "W = %{x:,}: accuracy %{y:.3f}")
-    figure.update_xaxes(title_text="window width W (tokens)", **_width_axis(widths["width"]))
-    figure.update_yaxes(title_text="balanced accuracy", range=[0.45, 1.03])
-    return style.fit_legend(figure)
+    x, y = _width_axis(widths["width"]), {"title_text": "balanced accuracy", "range": [0.45, 1.03]}
+    curves, hover = _by_width(widths, "mean", "low", "high"), "W = %{x:,}: accuracy %{y:.3f}"
+    return shapes.bands(title, curves, hover, x, y, level=0.5, level_name="chance")
 
 
 def plot_frequency_mass(window: pd.DataFrame) -> go.Figure:
@@ -62,9 +57,8 @@ def plot_frequency_mass(window: pd.DataFrame) -> go.Figure:
         figure.add_scatter(
             x=widths, y=bound, mode="lines", name=name, line={"color": style.TEXT_COLOUR, "dash": dash, "width": 1.5}
         )
-    figure.update_xaxes(title_text="window width W (tokens)", **_width_axis(window["width"]))
-    figure.update_yaxes(title_text="frequency mass M (rad/token)", **axes.log_axis([*bound_lines.values()]))
-    return style.fit_legend(figure)
+    y = {"title_text": "frequency mass M (rad/token)", **axes.log_axis([*bound_lines.values()])}
+    return shapes.finish(figure, _width_axis(window["width"]), y)
 
 
 def plot_dominant_frequency(window: pd.DataFrame) -> go.Figure:
@@ -72,23 +66,11 @@ def plot_dominant_frequency(window: pd.DataFrame) -> go.Figure:
     title = "Frequency of the strongest pair"
     if reason := style.missing_data_reason(window, "scheme", "width", "dominant_theta"):
         return style.empty_figure(title, reason)
-    widths = _with_scheme_names(accuracy_by_width(window))
-    widths = widths[widths["dominant_theta"] > 0]
-    figure = style.new_figure(title)
-    for label, model_style in style.model_styles(widths).items():
-        line = widths[widths["model"] == label].sort_values("width")
-        figure.add_scatter(
-            x=line["width"],
-            y=line["dominant_theta"],
-            mode="lines+markers",
-            name=model_style.name,
-            line={"color": model_style.colour, "dash": model_style.dash},
-            marker={"symbol": model_style.symbol, "size": 6},
-            hovertemplate=f"W = %{{x:,}}: %{{y:.3g}} rad/token<extra>{model_style.name}</extra>",
-        )
-    figure.update_xaxes(title_text="window width W (tokens)", **_width_axis(window["width"]))
-    figure.update_yaxes(title_text="θ of the strongest pair (rad/token)", **axes.log_axis(widths["dominant_theta"]))
-    return style.fit_legend(figure)
+    widths = _with_scheme_names(accuracy_by_width(window)).rename(columns={"dominant_theta": "y"})
+    widths = widths[widths["y"] > 0]
+    y = {"title_text": "θ of the strongest pair (rad/token)", **axes.log_axis(widths["y"])}
+    hover = "W = %{x:,}: %{y:.3g} rad/token"
+    return shapes.lines(title, _by_width(widths, "y"), hover, _width_axis(window["width"]), y)
 
 
 def plot_pair_profile(pairs: pd.DataFrame, scheme: str, width: int, center: int) -> go.Figure:
@@ -99,20 +81,21 @@ def plot_pair_profile(pairs: pd.DataFrame, scheme: str, width: int, center: int)
         return style.empty_figure(title, "not measured")
     grid = rows.astype({"logit": "float64"}).pivot_table(index="pair", columns="distance", values="logit")
     theta = rows.groupby("pair")["theta"].first()
-    figure = style.new_figure(title, 260)
-    figure.add_heatmap(
-        x=list(grid.columns),
-        y=[f"{pair}: {theta[pair]:.2g}" for pair in grid.index],
-        z=grid.to_numpy(),
-        hovertemplate="distance %{x:,} tokens, pair %{y} rad/token<br>%{z:+.3g} logits<extra></extra>",
-        colorbar={"title": {"text": "logits"}},
+    y = {"title_text": "pair: θ (rad/token)", "autorange": "reversed", "showgrid": False, "type": "category"}
+    figure = shapes.matrix(
+        title,
+        grid.rename(lambda pair: f"{pair}: {theta[pair]:.2g}"),
+        "distance %{x:,} tokens, pair %{y} rad/token<br>%{z:+.3g} logits",
+        {"title_text": "distance D (tokens)", "showgrid": False},
+        y,
+        unit="logits",
+        height=260,
+        gaps=False,
         **ZERO_CENTRED_SCALE,
     )
     for edge in (center - width / 2, center + width / 2):
         figure.add_vline(x=edge, line={"color": style.TEXT_COLOUR, "dash": "dash", "width": 1.5})
-    figure.update_xaxes(title_text="distance D (tokens)", showgrid=False)
-    figure.update_yaxes(title_text="pair: θ (rad/token)", autorange="reversed", showgrid=False, type="category")
-    return style.set_top_margin(figure)
+    return figure
 
 
 def _with_scheme_names(frame: pd.DataFrame) -> pd.DataFrame:
@@ -121,6 +104,13 @@ def _with_scheme_names(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(model=pd.Categorical(frame["scheme"].astype("str").map(SCHEME_NAMES), order))
 
 
+def _by_width(rows: pd.DataFrame, *columns: str) -> shapes.Series:
+    """The columns by window width, a table per scheme."""
+    table = rows.set_index("width").sort_index()
+    return {styled: table.loc[table["model"] == name, [*columns]] for name, styled in style.model_styles(rows).items()}
+
+
 def _width_axis(widths: pd.Series) -> dict[str, object]:
     measured = sorted(set(widths))
-    return {"type": "log", "tickvals": measured, "ticktext": [f"{width:,}" for width in measured]}
+    ticks = {"tickvals": measured, "ticktext": [f"{width:,}" for width in measured]}
+    return {"title_text": "window width W (tokens)", "type": "log", **ticks}

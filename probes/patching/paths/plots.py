@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 from headscope.effects.agreement import compared_units
 from headscope.effects.results import effect_text
 from headscope.effects.sweep import Effects
-from headscope.plots import head_scatter, style
-from headscope.plots.rotary import ZERO_CENTRED_SCALE
+from headscope.plots import head_scatter, shapes, style
+from headscope.plots.colour_range import signed_colours
 from headscope.prompts.token_positions import ALL_TOKENS
 from probes.patching.labels import describe_methods, describe_path_sweep, path_name
 from probes.patching.paths.analysis import PATH_COLUMNS, PLACE_COLUMNS, strongest_paths
@@ -91,26 +91,20 @@ def plot_positions(effects: Effects) -> go.Figure:
         for key, (_, path) in zip(zip(rows["name"], rows["place"], strict=True), rows.iterrows(), strict=True)
     }
     limit = max(float(np.nanmax(np.abs(top.to_numpy()))), 1e-3)  # few positions matter: a quantile would hide them
-    figure = style.new_figure("", 200 + 20 * len(top)).update_layout(title=_title(effects, len(top), "by position"))
-    figure.add_heatmap(
-        x=[*range(len(top.columns))],
-        y=[*top.index],
-        z=top.to_numpy(),
-        zmin=-limit,
-        zmax=limit,
-        hovertext=[[texts.get((name, place), "") for place in top.columns] for name in top.index],
-        hovertemplate="%{y}, position %{x}<br>effect %{hovertext}<extra></extra>",
-        colorbar={"title": {"text": "effect"}},
-        xgap=1,
-        ygap=1,
-        **ZERO_CENTRED_SCALE,
-    )
     end, labels = column.removesuffix("_positions"), [style.escape_label(place) for place in top.columns]
-    figure.update_xaxes(
-        tickvals=[*range(len(labels))], ticktext=labels, title_text=f"positions of the {end}", showgrid=False
+    ticks = {"tickvals": [*range(len(labels))], "ticktext": labels}
+    figure = shapes.matrix(
+        _title(effects, len(top), "by position"),
+        top.set_axis(range(len(labels)), axis=1),
+        "%{y}, position %{x}<br>effect %{hovertext}",
+        {**ticks, "title_text": f"positions of the {end}", "showgrid": False},
+        {"type": "category", "showgrid": False},
+        height=200 + 20 * len(top),
+        top_margin=62,
+        hovertext=[[texts.get((name, place), "") for place in top.columns] for name in top.index],
+        **signed_colours(limit, "effect"),
     )
-    figure.update_yaxes(type="category", showgrid=False)
-    return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x="position")
+    return style.set_metadata(figure, value="effect", x="position")
 
 
 def _place_order(place: str) -> tuple[int, int]:
@@ -138,9 +132,8 @@ def plot_agreement(effects: Effects) -> go.Figure:
             )
     values = both[["exact", "estimate"]].to_numpy(dtype=np.float64)
     head_scatter.add_diagonal(figure, [values.min(), values.max()])
-    figure.update_xaxes(title_text="exact effect")
-    figure.update_yaxes(title_text="estimated effect")
-    return style.set_metadata(style.set_top_margin(figure, 90), value="estimated effect", x="exact effect")
+    shapes.label_axes(style.set_top_margin(figure, 90), "exact effect", "estimated effect")
+    return style.set_metadata(figure, value="estimated effect", x="exact effect")
 
 
 def _add_edge(
