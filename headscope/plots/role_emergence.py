@@ -1,14 +1,14 @@
 """Emergence of head roles: a statistic and roles by training step, for one training run or several."""
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.heads import Head
-from headscope.plots import axes, style
+from headscope.plots import axes, shapes, style
 from headscope.plots.axes import CountAxis
 from headscope.plots.top_heads import fit_to_card, hide_long_legend
 from headscope.runs.column_metadata import heads_with_role, statistic
@@ -42,48 +42,24 @@ def plot_training_by_layer(
             np.linspace(0, len(all_layers) - 1, min(len(all_layers), MAX_LAYER_PANELS)).round().astype(int)
         )
     ]
-    trainings = list(dict.fromkeys(training_steps["training"]))
-    figure = style.panel_figure(title, [f"layer {layer}" for layer in layers], height=300)
-    step_axis = CountAxis(rows["step"])
-    for index, layer in enumerate(layers):
-        layer_heads, panel_position = rows[rows["layer"] == layer], style.panel_row_col(index, layers)
-        if len(trainings) == 1:
+    styles = _training_line_styles(training_steps["training"])
+    panels: dict[str, list[Line]] = {f"layer {layer}": [] for layer in layers}
+    for layer, lines in zip(layers, panels.values(), strict=True):
+        layer_heads = rows[rows["layer"] == layer]
+        if len(styles) == 1:
             for head, curve in layer_heads.groupby("head"):
                 line_style = _head_line_style(int(head), not selected_heads or (layer, head) in selected_heads)
-                _add_line(
-                    figure, curve, statistic_name, f"head {head}", line_style, step_axis, index == 0, panel_position
-                )
+                lines.append(Line(f"head {head}", line_style, curve.set_index("step")[statistic_name]))
             continue
-        for training, line_style in _training_line_styles(trainings).items():
-            training_heads = layer_heads[layer_heads["training"] == training]
-            median = training_heads.groupby("step", as_index=False)[statistic_name].median()
-            _add_line(
-                figure,
-                median,
-                statistic_name,
-                style.escape_label(training),
-                line_style,
-                step_axis,
-                index == 0,
-                panel_position,
-            )
+        for training, line_style in styles.items():
+            training_heads, label = layer_heads[layer_heads["training"] == training], style.escape_label(training)
+            lines.append(Line(label, line_style, training_heads.groupby("step")[statistic_name].median()))
             for head in sorted(head for head_layer, head in selected_heads if head_layer == layer):
-                head_rows = training_heads[training_heads["head"] == head]
+                values = training_heads[training_heads["head"] == head].set_index("step")[statistic_name]
                 thin_line = {**line_style, "width": 1, "dash": "dot"}
-                _add_line(
-                    figure,
-                    head_rows,
-                    statistic_name,
-                    f"{style.escape_label(training)}, head {head}",
-                    thin_line,
-                    step_axis,
-                    False,
-                    panel_position,
-                )
-    figure.update_xaxes(step_axis.settings)
-    if stat.log_scale:
-        figure.update_yaxes(axes.log_axis(rows[statistic_name], sparse=True))
-    style.set_outer_axis_titles(figure, len(layers), "training step", stat.label_with_unit)
+                lines.append(Line(f"{label}, head {head}", thin_line, values, in_legend=False))
+    y = axes.log_axis(rows[statistic_name], sparse=True) if stat.log_scale else {}
+    figure = _plot_panels(title, panels, rows["step"], stat.label_with_unit, y, height=300)
     return figure.update_layout(showlegend=True)
 
 
@@ -96,63 +72,39 @@ def plot_head_during_training(
     measured = [name for name in statistic_names if name in rows and rows[name].notna().any()]
     if not measured:
         return style.empty_figure(title, "no checkpoint has a score of this head")
-    trainings = list(dict.fromkeys(training_steps["training"]))
-    step_axis = CountAxis(rows["step"])
-    figure = style.panel_figure(title, [statistic(name).label for name in measured], height=260)
-    for index, name in enumerate(measured):
-        panel_position = style.panel_row_col(index, measured)
-        for training, line_style in _training_line_styles(trainings).items():
-            curve = rows[rows["training"] == training]
-            label = style.escape_label(training)
-            _add_line(figure, curve, name, label, line_style, step_axis, index == 0, panel_position)
-    figure.update_xaxes(step_axis.settings)
-    style.set_outer_axis_titles(figure, len(measured), "training step", "score")
-    return figure.update_layout(showlegend=len(trainings) > 1)
+    styles = _training_line_styles(training_steps["training"])
+    panels = {
+        statistic(name).label: [
+            Line(style.escape_label(training), line_style, rows[rows["training"] == training].set_index("step")[name])
+            for training, line_style in styles.items()
+        ]
+        for name in measured
+    }
+    figure = _plot_panels(title, panels, rows["step"], "score", {})
+    return figure.update_layout(showlegend=len(styles) > 1)
 
 
 def plot_role_counts(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: Sequence[str]) -> go.Figure:
     """Plot the number of heads with each role by training step: one panel per role, one line per training run."""
     title = "Heads with a role during training"
     rows = with_training_steps(heads, training_steps)
-    counts = {role: heads_with_role(rows, role).groupby([rows["training"], rows["step"]]).sum() for role in roles}
-    counts = {role: count for role, count in counts.items() if count.any()}
-    if not counts:
+    styles = _training_line_styles(training_steps["training"])
+    panels = {role: _count_lines(rows, role, styles) for role in roles}
+    panels = {role: lines for role, lines in panels.items() if any(line.values.any() for line in lines)}
+    if not panels:
         return style.empty_figure(title, "no head has a role at any step")
-    trainings = list(dict.fromkeys(training_steps["training"]))
-    step_axis = CountAxis(rows["step"])
-    figure = style.panel_figure(title, list(counts), height=260)
-    for index, (role, count) in enumerate(counts.items()):
-        for training, line_style in _training_line_styles(trainings).items():
-            if training in count.index.get_level_values("training"):
-                curve = count.loc[training].rename(role).reset_index()
-                _add_line(
-                    figure,
-                    curve,
-                    role,
-                    style.escape_label(training),
-                    line_style,
-                    step_axis,
-                    index == 0,
-                    style.panel_row_col(index, [*counts]),
-                )
-    figure.update_xaxes(step_axis.settings)
-    figure.update_yaxes(rangemode="tozero")
-    style.set_outer_axis_titles(figure, len(counts), "training step", "heads")
-    return figure.update_layout(showlegend=len(trainings) > 1)
+    figure = _plot_panels(title, panels, rows["step"], "heads", {"rangemode": "tozero"})
+    return figure.update_layout(showlegend=len(styles) > 1)
 
 
 def plot_role_count(heads: pd.DataFrame, training_steps: pd.DataFrame, role: str) -> go.Figure:
     """Plot the number of heads with one role by training step, one line per training run, for a card."""
     rows = with_training_steps(heads, training_steps)
-    counts = heads_with_role(rows, role).groupby([rows["training"], rows["step"]]).sum().rename(role)
     figure, step_axis = style.new_figure(f"Heads with the role {role} during training"), CountAxis(rows["step"])
-    for training, line_style in _training_line_styles(list(dict.fromkeys(training_steps["training"]))).items():
-        if training in counts.index.get_level_values("training"):
-            curve = counts.loc[[training]].reset_index()
-            _add_line(figure, curve, role, style.escape_label(training), line_style, step_axis, True, {})
-    figure.update_xaxes(title_text="training step", **step_axis.settings)
-    figure.update_yaxes(title_text="heads", rangemode="tozero")
-    fit_to_card(figure)
+    lines = _count_lines(rows, role, _training_line_styles(training_steps["training"]))
+    figure.add_traces([line.trace(step_axis, True) for line in lines])
+    x = {"title_text": "training step", **step_axis.settings}
+    fit_to_card(shapes.label_axes(figure, x, {"title_text": "heads", "rangemode": "tozero"}))
     if len(figure.data) == 1:
         return figure.update_layout(showlegend=False)
     return hide_long_legend(style.fit_legend(figure))
@@ -238,10 +190,10 @@ def plot_role_onsets(onsets: pd.DataFrame, trainings: Sequence[str], measured_st
     return style.fit_legend(figure) if len(line_styles) > 1 else figure.update_layout(showlegend=False)
 
 
-def _training_line_styles(trainings: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _training_line_styles(trainings: Iterable[str]) -> dict[str, dict[str, Any]]:
     return {
         training: {"color": style.PALETTE[index % 8], "dash": style.LINE_DASHES[index // 8 % 4], "width": 2}
-        for index, training in enumerate(trainings)
+        for index, training in enumerate(dict.fromkeys(trainings))
     }
 
 
@@ -250,26 +202,52 @@ def _head_line_style(head: int, is_highlighted: bool) -> dict[str, Any]:
     return line_style if is_highlighted else {**line_style, "color": style.GRID_COLOUR}
 
 
-def _add_line(
-    figure: go.Figure,
-    curve: pd.DataFrame,
-    column: str,
-    label: str,
-    line_style: dict[str, Any],
-    step_axis: CountAxis,
-    show_in_legend: bool,
-    panel_position: dict[str, int],
-) -> None:
-    figure.add_scatter(
-        x=step_axis.positions(curve["step"]),
-        y=curve[column],
-        mode="lines+markers",
-        line=line_style,
-        marker={"size": 4},
-        name=label,
-        legendgroup=label,
-        showlegend=show_in_legend,
-        customdata=curve["step"],
-        hovertemplate=f"step %{{customdata:,}}: %{{y:.4g}}<extra>{label}</extra>",
-        **panel_position,
-    )
+class Line(NamedTuple):
+    """Values by training step, with the plotly settings of their line."""
+
+    label: str
+    line: dict[str, Any]
+    values: pd.Series
+    in_legend: bool = True
+
+    def trace(self, step_axis: CountAxis, in_legend: bool) -> dict[str, Any]:
+        """The plotly settings of the line."""
+        return {
+            "type": "scatter",
+            "x": step_axis.positions(self.values.index.to_series()),
+            "y": self.values,
+            "mode": "lines+markers",
+            "line": self.line,
+            "marker": {"size": 4},
+            "name": self.label,
+            "legendgroup": self.label,
+            "showlegend": in_legend and self.in_legend,
+            "customdata": self.values.index,
+            "hovertemplate": f"step %{{customdata:,}}: %{{y:.4g}}<extra>{self.label}</extra>",
+        }
+
+
+def _count_lines(rows: pd.DataFrame, role: str, styles: Mapping[str, dict[str, Any]]) -> list[Line]:
+    """The number of heads with a role by step, a line per training run."""
+    counts = heads_with_role(rows, role).groupby([rows["training"], rows["step"]]).sum()
+    measured = [training for training in styles if training in counts.index.unique("training")]
+    return [Line(style.escape_label(training), styles[training], counts.loc[training]) for training in measured]
+
+
+def _plot_panels(
+    title: str,
+    panels: Mapping[str, Sequence[Line]],
+    steps: pd.Series,
+    y_title: str,
+    y: dict[str, Any],
+    height: int = 260,
+) -> go.Figure:
+    """Panels of lines by training step; `y` are further settings of the y axes. The first panel is for the legend."""
+    figure, step_axis = style.panel_figure(title, [*panels], height=height), CountAxis(steps)
+    for index, lines in enumerate(panels.values()):
+        place = {f"{name}s": [number] * len(lines) for name, number in style.panel_row_col(index, panels).items()}
+        figure.add_traces([line.trace(step_axis, index == 0) for line in lines], **place)
+    figure.update_xaxes(step_axis.settings)
+    figure.update_yaxes(y)
+    style.set_outer_axis_titles(figure, len(panels), "training step", y_title)
+    return figure
