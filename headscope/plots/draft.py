@@ -10,10 +10,11 @@ from functools import cache
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from headscope.compat.plotly import unchecked_figure
 from headscope.plots import style
-from headscope.plots.line_ends import Settings, line_end_settings
+from headscope.plots.line_ends import Settings
 
 
 class Draft:
@@ -78,15 +79,8 @@ class Draft:
 
     def fit_legend(self) -> "Draft":
         """Name the lines at their ends or make space for the legend, as `style.fit_legend`."""
-        self.set_top_margin()
-        if (settings := line_end_settings(self.traces, self.layout)) is not None:
-            self.layout |= settings
-            return self
-        has_panels = self.layout.get("legend", {}).get("yref") == "container"
-        names = [trace["name"] for trace in self.traces if trace.get("name") and trace.get("showlegend") is not False]
-        extra_height, space = style.legend_space(names, has_panels)
-        self.layout |= {"showlegend": True, "height": self.layout["height"] + extra_height}
-        return self.set_top_margin(space)
+        self.layout |= style.legend_settings(self.traces, self.set_top_margin().layout)
+        return self
 
 
 def _axes_of(panel: int | None) -> dict[str, str]:
@@ -102,7 +96,8 @@ def _template() -> Settings:
 
 @cache
 def _stacked_layout(height: int) -> Settings:
-    return _without_template(style.empty_stack(height))
+    figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.42, 0.58])
+    return _without_template(figure.update_layout(template=style.TEMPLATE, height=height))
 
 
 @cache

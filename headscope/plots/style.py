@@ -23,7 +23,7 @@ import plotly.graph_objects as go
 from plotly.colors import diverging, sample_colorscale, sequential
 from plotly.subplots import make_subplots
 
-from headscope.plots.line_ends import label_line_ends
+from headscope.plots.line_ends import Settings, line_end_settings
 
 Title = str | Mapping[str, Any]
 """The text of a title, or its plotly settings, as from `title_with_subtitle`."""
@@ -359,7 +359,7 @@ def add_line_with_band(figure: go.Figure, curve: pd.DataFrame, model_style: Mode
     Further columns are properties of the line, such as `text`.
     """
     if len(bounds := curve[["low", "high"]].dropna()):
-        add_band(figure, bounds, model_style)
+        figure.add_traces(band_traces(bounds, model_style))
     line = {
         **{name: curve[name].tolist() for name in curve.columns.drop(["mean", "low", "high"])},
         "type": "scatter",
@@ -373,12 +373,6 @@ def add_line_with_band(figure: go.Figure, curve: pd.DataFrame, model_style: Mode
         "hovertemplate": f"{hover}<extra>{model_style.name}</extra>",
     }
     figure.add_traces([line])  # half the time of `add_scatter`, which checks each trace twice
-
-
-def add_band(figure: go.Figure, bounds: pd.DataFrame, model_style: ModelStyle, **panel_position: int) -> None:
-    """Add a band from column `low` to column `high` of `bounds` against its index."""
-    places = {f"{name}s": [place] * 2 for name, place in panel_position.items()}
-    figure.add_traces(band_traces(bounds, model_style), **places)
 
 
 def band_traces(bounds: pd.DataFrame, model_style: ModelStyle) -> list[dict[str, Any]]:
@@ -399,27 +393,25 @@ def band_traces(bounds: pd.DataFrame, model_style: ModelStyle) -> list[dict[str,
 
 def fit_legend(figure: go.Figure) -> go.Figure:
     """Name the lines at their ends, or else make room, once, for a legend between the title and the plots."""
-    if label_line_ends(set_top_margin(figure)):
-        return figure
-    names = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
-    extra, space = legend_space(names, figure.layout.legend.yref == "container")
-    return set_top_margin(figure.update_layout(showlegend=True, height=figure.layout.height + extra), space)
+    traces = [trace.to_plotly_json() for trace in figure.data]
+    settings = legend_settings(traces, set_top_margin(figure).layout.to_plotly_json())
+    if "annotations" in settings:
+        figure.layout.annotations = settings.pop("annotations")  # `update_layout` would add none to those that exist
+    return figure.update_layout(settings)
 
 
-def legend_space(names: Sequence[str], has_panels: bool) -> tuple[int, int]:
-    """The height in px that the rows of a legend after the first add to a figure, and the space above its plot.
+def legend_settings(traces: Sequence[Settings], layout: Settings) -> Settings:
+    """The layout settings that name the lines at their ends, or else make room for a legend above the plots.
 
     A row of the legend holds about 58 characters in a chart of half the page width, 110 in one with several panels.
     """
+    if (settings := line_end_settings(traces, layout)) is not None:
+        return settings
+    names = [trace["name"] for trace in traces if trace.get("name") and trace.get("showlegend") is not False]
+    has_panels = layout.get("legend", {}).get("yref") == "container"
     rows = max(1, math.ceil(sum(len(name) + 7 for name in names) / (110 if has_panels else 58)))
-    return 24 * (rows - 1), (74 if has_panels else 46) + 24 * rows
-
-
-@cache
-def empty_stack(height: int) -> go.Figure:
-    """Two empty plots; cached, see `empty_panels`."""
-    figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.42, 0.58])
-    return figure.update_layout(template=TEMPLATE, height=height)
+    top = top_margin((74 if has_panels else 46) + 24 * rows, layout["title"]["text"])
+    return {"showlegend": True, "height": layout["height"] + 24 * (rows - 1), "margin": {**layout["margin"], "t": top}}
 
 
 def error_bars(centre: npt.ArrayLike, low: npt.ArrayLike, high: npt.ArrayLike) -> dict[str, Any]:
