@@ -147,14 +147,13 @@ def _document_intervals(rows: pd.DataFrame, group_columns: Sequence[str]) -> pd.
 def _reference_lines(curves: Sequence[LengthCurve]) -> list[dict[str, Any]]:
     ends = [min(curve.n.min() for curve in curves), max(curve.n.max() for curve in curves)]
     flat = [curves[0].ess2[0]] * 2
-    line = {"color": style.TEXT_COLOUR, "dash": "dot", "width": 1}
     return [
         {
             "type": "scatter",
             "x": ends,
             "y": y,
             "mode": "lines",
-            "line": line,
+            "line": style.REFERENCE_LINE,
             "hovertemplate": f"{label}<extra></extra>",
             "showlegend": False,
         }

@@ -1,6 +1,7 @@
 """Rank shift: the ranks of heads by a statistic, in a baseline and in another model."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -194,45 +195,39 @@ def _add_lines(
     panel_position: dict[str, int],
 ) -> None:
     """Add one trace for all heads: left end, right end, gap, and so on."""
-    x: list[int | None] = []
-    y: list[int | None] = []
-    error_below: list[int | None] = []
-    error_above: list[int | None] = []
-    head_indices: list[list[int]] = []
-    hover_texts: list[str] = []
-    for row in lines.to_dict("records"):
-        for position, side in enumerate(("before", "after")):
-            rank = row[f"{side}_rank"]
-            x.append(position)
-            y.append(rank)
-            error_below.append(rank - row[f"{side}_best"])
-            error_above.append(row[f"{side}_worst"] - rank)
-            head_indices.append([int(row["layer"]), int(row["head"]), int(row["kv_group"])])
-            interval = (
-                f" ({row[f'{side}_low']:.3g} to {row[f'{side}_high']:.3g})"
-                if row[f"{side}_low"] == row[f"{side}_low"]
-                else ""
-            )
-            hover_texts.append(
-                f"layer {row['layer']}, head {row['head']}: rank {rank}, value {row[f'{side}_value']:.4g}{interval}"
-            )
-        for values in (x, y, error_below, error_above):
-            values.append(None)
-        head_indices.append(head_indices[-1])
-        hover_texts.append("")
+    rows: list[Any] = lines.to_dict("records")
+    ends = [(row, side) for row in rows for side in ("before_", "after_", "")]  # "" is the gap
+
+    def values(of_end: Callable[[dict[str, Any], str], Any], gap: object = None) -> list[Any]:
+        return [of_end(row, side) if side else gap for row, side in ends]
+
     figure.add_scatter(
-        x=x,
-        y=y,
+        x=[0, 1, None] * len(rows),
+        y=values(lambda row, side: row[f"{side}rank"]),
         mode="lines+markers",
         connectgaps=False,
         line={"color": colour, "width": 1.3},
         marker={"size": 5},
-        error_y={"array": error_above, "arrayminus": error_below, "symmetric": False, "thickness": 1, "width": 0},
-        customdata=head_indices,
-        text=hover_texts,
+        error_y={
+            "array": values(lambda row, side: row[f"{side}worst"] - row[f"{side}rank"]),
+            "arrayminus": values(lambda row, side: row[f"{side}rank"] - row[f"{side}best"]),
+            "symmetric": False,
+            "thickness": 1,
+            "width": 0,
+        },
+        customdata=[[int(row[name]) for name in HEAD_COLUMNS] for row, _ in ends],
+        text=values(_describe_end, ""),
         hovertemplate="%{text}<extra></extra>",
         name=label,
         legendgroup=label,
         showlegend=show_in_legend,
         **panel_position,
     )
+
+
+def _describe_end(row: dict[str, Any], side: str) -> str:
+    """The hover text of one end of a line."""
+    low, high = row[f"{side}low"], row[f"{side}high"]
+    interval = "" if np.isnan(low) else f" ({low:.3g} to {high:.3g})"
+    rank, value = row[f"{side}rank"], row[f"{side}value"]
+    return f"layer {row['layer']}, head {row['head']}: rank {rank}, value {value:.4g}{interval}"

@@ -40,7 +40,7 @@ def plot_top_heads(heads: pd.DataFrame, statistic_name: str, top: pd.DataFrame, 
             hovertemplate=f"%{{x}}: {stat.label} %{{y:.3g}}<extra>{model_style.name}</extra>",
         )
     if threshold is not None:
-        figure.add_hline(y=threshold, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
+        figure.add_hline(y=threshold, line=style.REFERENCE_LINE)
     figure.update_yaxes(title_text=stat.label)
     figure = hide_long_legend(figure)
     return style.set_metadata(figure if figure.layout.showlegend is False else style.fit_legend(figure), heads=True)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.heads import format_head
 from headscope.plots import axes, shapes, style
 from headscope.plots.shapes import mean_curve
 from headscope.runs.column_metadata import statistic
@@ -48,20 +49,9 @@ def plot_composition(composition: pd.DataFrame, kind: str, model: str) -> go.Fig
     grid = best.pivot_table(index="layer", columns="sender_layer", values="excess").reindex(
         index=layers, columns=layers
     )
-    names = (
-        best.assign(
-            name="L"
-            + best["sender_layer"].astype(str)
-            + "H"
-            + best["sender_head"].astype(str)
-            + " → L"
-            + best["layer"].astype(str)
-            + "H"
-            + best["head"].astype(str)
-        )
-        .pivot(index="layer", columns="sender_layer", values="name")
-        .reindex(index=layers, columns=layers)
-    )
+    ends = best[["sender_layer", "sender_head", "layer", "head"]].to_numpy().tolist()
+    best["name"] = [f"{format_head(*end[:2])} → {format_head(*end[2:])}" for end in ends]
+    names = best.pivot(index="layer", columns="sender_layer", values="name").reindex(index=layers, columns=layers)
     axes_titles = ({"title_text": f"layer of the {which} head", "showgrid": False} for which in ("earlier", "later"))
     figure = shapes.matrix(
         title,
