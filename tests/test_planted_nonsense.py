@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM
 
 import headscope as hs
 from headscope.errors import BadInput, InputChanged, Interrupted
+from headscope.rendering import notebook
 from headscope.run import Run
 from headscope.runs.run import combine_runs
 from headscope.study.config import build_study
@@ -57,7 +58,7 @@ class Result:
     @property
     def findings(self) -> pd.DataFrame:
         assert self.run is not None, self.messages
-        return self.run.findings()
+        return notebook.findings(self.run)
 
     @property
     def documents(self) -> set[str]:

@@ -22,7 +22,8 @@ from transformers import LlamaForCausalLM
 import headscope as hs
 from headscope.errors import BadInput, BadRun, InputChanged, Interrupted
 from headscope.models import checkpoint
-from headscope.run import Run
+from headscope.rendering import notebook
+from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.runs.writer import RunWriter
 from headscope.study import context, runner
@@ -321,7 +322,7 @@ def test_another_version_gives_a_warning_and_is_recorded_by_cell(
     first, second = run.manifest["versions_by_cell"]
     assert (first["versions"][library], second["versions"][library]) == (earlier, current)
     assert (len(first["cells"]), len(second["cells"])) == (1, run.manifest["timings"]["cells"] - 1)
-    mark = run.findings().query("question == 'models.versions'")["text"].item()
+    mark = notebook.findings(run).query("question == 'models.versions'")["text"].item()
     assert_names(mark, f"{library} {earlier}", f"{library} {current}")
 
 
