@@ -131,6 +131,8 @@ class Derived(Shared):
         (Derived, {"draws": 5}, "'draws' needs 'kinds' resample or mean or 'extra': it is 'kinds' that draw. Give one "
                                 "of them, or remove 'draws'"),
         (Derived, {"draws": 5, "extra": ["x"]}, ""),
+        (Derived, {"draws": 5, "kinds": ["a"]}, "'draws' needs 'kinds' resample or mean or 'extra': it is 'kinds' that "
+                                                "draw. Give one of them, or remove 'draws'"),
         (Derived, {"kinds": ["zero"]}, ""),
         (Derived, {"kinds": ["zero", "a", "b"]}, "'kinds' a,b needs 'text'. Add 'text', or change 'kinds'"),
         (Derived, {"kinds": ["a"], "text": "b"}, ""),
