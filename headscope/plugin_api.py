@@ -11,7 +11,7 @@ Names are imported on first use: importing this module loads neither torch nor p
   `ScoreRole`. Statistics, columns, questions, results and charts follow.
 - Options: `Options` is the base class of a probe's options, `Lengths` the type of a list of context lengths, `BadInput`
   the error for a value that cannot be used; validators of options raise ValueError, or `OptionError` with `OptionName`
-  to name an option as a flag or as a key.
+  to name an option as a flag or as a key. `Needs` and `Excludes` are rules about options that depend on each other.
 - Tables: `Table`, `Column` and `key` declare stored tables; MODEL, LENGTH, DOC, LAYER, HEAD, GROUP, PAIR, VISIBLE and
   DISTANCE are the key columns that tables share; `Rows` is the type of table rows.
 - Runners: a `ProbeRunner` turns each `Cell` into rows; an `ObservingRunner` gives each `PassCell` a `TextPass` and an

@@ -77,6 +77,8 @@ from .study.cells import pass_cost as pass_cost
 from .study.config import Lengths as Lengths
 from .study.config import Options as Options
 from .study.context import StudyContext as StudyContext
+from .study.option_rules import Excludes as Excludes
+from .study.option_rules import Needs as Needs
 
 API_VERSION: int
 __all__: list[str]

@@ -1,4 +1,4 @@
-"""Write the pages in tests/golden: the wording of results of the shipped runs, one page per renderer.
+"""Write the pages in tests/golden: the wording of results of the shipped runs, one page per renderer, and of options.
 
 Run it with `python -m tests.golden_pages` after a change of wording, and read the difference. Other tests check values.
 """
@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from support.broken_rules import fault, violations
 from support.fake_runs import AFTER, BEFORE, QUESTIONS, fake_run, mean_of
 from support.shipped_runs import open_shipped
 
@@ -89,6 +90,14 @@ def checks_page() -> str:
     return _printed(comparison.print_outcomes, outcomes)
 
 
+def options_page() -> str:
+    """The message for every rule about options that is broken."""
+    cases = [case.values[:3] for case in violations()]
+    return (
+        "\n".join(dict.fromkeys(f"{section}: {fault(section, rule, values)}" for section, rule, values in cases)) + "\n"
+    )
+
+
 def _printed(show: Callable[..., None], *arguments: object) -> str:
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
@@ -101,6 +110,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "terminal.txt": terminal_page,
     "comparison.txt": comparison_page,
     "checks.txt": checks_page,
+    "options.txt": options_page,
 }
 """Each page by its file's name."""
 

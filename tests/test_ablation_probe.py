@@ -379,25 +379,17 @@ def test_a_run_whose_reference_text_changed_is_not_resumed(folder: Path, tmp_pat
     ("named", "flags"),
     [
         (("--prompt", "--answer", "--pairs"), ()),
-        (("--answer", "space"), ("--prompt", PROMPT)),
         (("'prompt'", "--answer", "' w7 w8'", "2 tokens"), ("--prompt", PROMPT, "--answer", " w7 w8")),
         (("L9H0",), (*ASKED, "--heads", "L9H0")),
         (("'first'", "all, file:FILE"), (*ASKED, "--heads", "first")),
         (("'wrong'", "--metric logprob"), (*ASKED, "--metric", "logit_diff")),
         (("--kinds", "'noise'"), (*ASKED, "--kinds", "noise")),
         (("--prompt", "''"), ("--prompt", "", "--answer", ANSWER)),
-        (("--random-sets", "--heads"), (*ASKED, "--random-sets", "2")),
-        (("--draws", "resample", "zero", "--kinds"), (*ASKED, "--draws", "2")),
         (("--kinds", "streaming:4+0"), (*ASKED, "--kinds", "streaming:4+0")),
         (("--kinds", "'streaming'", "streaming:S+R"), (*ASKED, "--kinds", "streaming")),
-        (("resample", "--pairs"), (*ASKED, "--kinds", "resample")),
         (("resample", 40, "'induction'"), (*ONE_PAIR, "--kinds", "resample")),
         (("'run:folder'", "run:FOLDER:STATISTIC:COUNT[:MODEL]"), (*ASKED, "--heads", "run:folder")),
         (("'heads.yaml'", "file:FILE", "run:FOLDER:STATISTIC:COUNT[:MODEL]"), (*ASKED, "--heads", "heads.yaml")),
-        (("--count", "prompt"), (*ASKED, "--count", "2")),
-        (("--length", "prompt"), (*ASKED, "--length", "9")),
-        (("--answer", "--pairs"), ("--pairs", "induction", "--answer", ANSWER)),
-        (("--wrong", "logit_diff", "prob_diff", "--metric"), (*ASKED, "--wrong", WRONG)),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -431,16 +423,6 @@ def test_report_and_head_page_have_the_changes_of_every_head(tmp_path: Path) -> 
     assert len({result.key for result in every_result}) == len(every_result)
     assert sum(result.question in {"ablation.top", "ablation.lowest"} for result in every_result) == 2 * 2 * len(KINDS)
     assert all(sentence(result) for result in every_result)
-
-
-def test_options_of_generated_sets_are_refused_for_files(
-    refused: Callable[..., str], folder: Path, tmp_path: Path
-) -> None:
-    """`count` was ignored: `hs.ablate(pairs=[file], count=1)` used all pairs."""
-    file = write_prompts(tmp_path / "own.jsonl", "w0 w5 w9", "w1 w5 w9")
-    tiny = ("--model", f"{folder}/tiny", "--device", "cpu", "--quiet", "--pairs", file)
-    assert_names(refused(2, "ablate", *tiny, "--count", 1), "--count", "file")
-    assert_names(refused(2, "ablate", *tiny, "--length", 64), "--length", "induction", "needle")
 
 
 @pytest.mark.parametrize("keeps", [False, True])

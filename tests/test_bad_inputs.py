@@ -245,8 +245,6 @@ STUDIES = [
     (("needle", "depths 1000000000", 1000), "needle: {depths: 1000000000}"),
     (("needle", "lengths 4096", 100), "needle: {lengths: 4096}"),
     (("detectors.periods", "period 4"), "detectors: {periods: [4]}"),
-    (("patterns", "'prompt'", "'prompt_file'"), "patterns: {prompt: a, prompt_file: b}"),
-    (("patterns", "'rows'", "prompt"), "patterns: {prompt: a b c, rows: 8}"),
     (("patterns.prompt", r"'a\x00'", "control character"), 'patterns: {prompt: "a\\0"}'),
     (("attribution.lengths", "length 1"), "attribution: {lengths: [1]}"),
     (("evaluate.lengths", "length 4"), "evaluate: {lengths: [4]}"),
@@ -267,8 +265,6 @@ STUDIES = [
     (("'entropy'", "effective-length"), "budget: {orders: [entropy]}"),
     (("budget.orders", "'a'"), "budget: {orders: ['file:x/a.json', 'file:y/a.csv']}"),
     (("budget.max_loss_increase", 0.0), "budget: {max_loss_increase: 0}"),
-    (("budget", "'draws'", "random"), "budget: {orders: [far-mass], draws: 3}"),
-    (("budget", "'count'", "prompts"), "budget: {count: 3}"),
     (("influence.curve", "true", "false", "'maybe'"), "influence: {curve: maybe}"),
     (("adapt.lora_rank", 1000000000), "adapt: {lora_rank: 1000000000}"),
     (("adapt", "scheme"), "models: {a: smollm2-135m, b: smollm2-135m}\nadapt: {}"),
@@ -873,14 +869,6 @@ def of_adaptation() -> Iterator[Any]:
     yield adapt(2, ("format", "'none'"), "--adapter", "{place}/tiny/model.safetensors")
     for name in ("xi-nan", "tau-0", "without-tau", "short-xi", "other-weights", "format-2"):
         yield adapt(2, f"{{place}}/adapters/{name}.safetensors", "--adapter", f"{{place}}/adapters/{name}.safetensors")
-    for start in (
-        ("--start", "base"),
-        ("--start", "yarn:factor=8"),
-        ("--adapter", "{place}/adapters/xi-nan.safetensors"),
-    ):
-        for factor in (4, 8):
-            yield adapt(2, ("--factor", start[0]), "--factor", factor, *start)
-    yield adapt(2, ("--start", "--adapter"), "--start", "base", "--adapter", "none")
 
 
 HUB_IDS = ("a/b.", "a/b--c", "a..b/c", "org/name.git", "org/é", f"org/{'x' * 100}", "a-/b", "a/b-", "a./b")

@@ -566,8 +566,6 @@ def score_files(place: Path) -> Path:
         (("text", "tab-separated"), "--orders file:text"),
         (("twice", "L0H0"), "--orders file:twice.json"),
         (("orders", "'other'"), "--orders file:other,file:other.csv"),
-        (("--task-limit", "tasks"), "--task-limit 5"),
-        (("--trust-task-code", "tasks"), "--trust-task-code"),
         (("1 document", "--docs 2"), "--docs 1 --orders far-mass"),
     ],
 )

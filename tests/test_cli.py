@@ -116,7 +116,6 @@ def test_a_bad_scheme_is_refused_before_any_work(refused, scheme, named):
         ),
         (2, ["--variant", "freq"], ("--variant", "'freq'", "'full'")),
         (2, ["--model", "smollm2-135m@yarn:factor=8"], ("adapt", "smollm2-135m@yarn:factor=8", "--model CHECKPOINT")),
-        (2, ["--strategy", "adarope-joint"], ("adarope-joint", "--adapter")),
         (3, ["--strategy", "adarope-joint", "--adapter", "./none.safetensors"], ("'./none.safetensors'",)),
         (3, ["--training-texts", "file:./none/*.txt"], ("'file:none/*.txt'",)),
     ],
@@ -250,16 +249,7 @@ def test_a_corrupt_table_is_refused_by_file(refused, tmp_path):
 
 
 def test_messages_name_flags_on_the_command_line_and_keys_in_a_study_file(refused, tmp_path):
-    line = refused(2, "weights", "--query-rows", 3)
-    assert_names(line, "--query-rows", "--heads")
-    assert "weights" not in line
-    assert "'" not in line
-    assert_names(refused(2, "run", "--workers", 2), "--address", "--workers", "--gpus-per-worker", "--engine", "ray")
     file = tmp_path / "study.yaml"
-    file.write_text("weights: {query_rows: [3]}")
-    line = refused(2, "run", file)
-    assert_names(line, f"'{file}'", "weights", "'query_rows'", "'heads'")
-    assert "--" not in line
     file.write_text("measure: {rows: 1}")
     line = refused(2, "run", file).replace(str(tmp_path), "")
     assert_names(line, "study.yaml", "measure.rows", 1, 2)

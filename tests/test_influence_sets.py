@@ -179,11 +179,6 @@ def test_unknown_head_set_is_refused_by_name(heads: Any, named: tuple[object, ..
         build_study({"influence": {"heads": heads}})
 
 
-def test_head_sets_are_refused_for_kv_group_sweeps() -> None:
-    with refuses(BadOption, "'unit'", "group", "'heads'"):
-        build_study({"influence": {"heads": {"a": ["L0H0"]}, "unit": "group"}})
-
-
 @pytest.mark.parametrize(("head", "advised"), [("L4H0", ("layers 0 to 3",)), ("L0H4", ("heads 0 to 3", "layer 0"))])
 def test_a_head_that_the_model_lacks_is_refused(
     model: Model, tmp_path: Path, head: str, advised: tuple[str, ...]

@@ -510,12 +510,7 @@ def test_indirect_needles_share_no_content_word_with_their_questions() -> None:
     [
         ({"ablate_top": [0]}, ("'ablate_top'", 0, 1)),
         ({"ablate_top": [1], "needles": 1}, ("'ablate_top'", "needles", 2)),
-        ({"rank_by": "attribution"}, ("--attribution", "attribution: true")),
         ({"depths": [0.5, 0.50001]}, ("depths", 0.0001)),
-        ({"mode": "wu", "kind": "both"}, ("mode wu", "literal", "mode strict")),
-        ({"mode": "wu", "attribution": True}, ("mode wu", "literal", "mode strict")),
-        ({"file": "x", "kind": "both"}, ("'kind'", "'file'")),
-        ({"mode": "wu", "ablate_top": [1]}, ("'ablate_top'", "'heads'", "mode wu", "mode strict")),
         ({"ablation": []}, ("ablation", "zero", "mean:text", "uniform")),
     ],
 )

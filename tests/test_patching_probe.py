@@ -304,10 +304,6 @@ def test_named_heads_are_patched_alone_and_together(folder: Path, tmp_path: Path
         (("--activations", "mlp"), {}, ("--activation", "mlp")),
         (("line 1", "'subjekt'", "'subject'", "last"), SPANS, SUBJEKT),
         (("line 1", "'subject'", "token 1", "token 4"), SPANS, SUBJECT_AT_END),
-        (("--verify-random", "method verify"), {}, ("--method", "exact", "--verify-random", 2)),
-        (("--length", "induction", "needle"), {}, ("--length", 64)),
-        (("--count", "file"), {}, ("--count", 8)),
-        (("--heads", "mlp_out"), {}, ("--activation", "mlp_out", "--heads", "L1H0")),
         (("L9H0",), {}, ("--heads", "L9H0")),
         (("--heads", "'L1'"), {}, ("--heads", "L1")),
         (("--verify-top", "some"), {}, ("--verify-top", "some")),
@@ -327,9 +323,8 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert_names(refused(2, "patch", *tiny, "--pairs", file, *flags), *named)
 
 
-def test_align_is_refused_without_a_file_of_pairs(refused: Callable[..., str], folder: Path) -> None:
+def test_a_generated_set_that_cannot_be_used_is_refused(refused: Callable[..., str], folder: Path) -> None:
     tiny = ("--model", f"{folder}/tiny", "--device", "cpu", "--quiet")
-    assert_names(refused(2, "patch", *tiny, "--pairs", "induction", "--align", "end"), "--align")
     assert_names(refused(2, "patch", *tiny, "--pairs", "ioy"), "'ioy'", "'ioi'")
     assert_names(refused(2, "patch", *tiny, "--pairs", "induction", "--count", 0), "--count", 1, 0)
     line = refused(2, "patch", *tiny, "--pairs", "induction", "--length", 16, "--positions", "subject")

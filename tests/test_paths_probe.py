@@ -257,18 +257,8 @@ def test_receivers_together_through_recomputed_mlps_are_one_path_of_each_sender(
         (("--receivers", "'1.g0'", "KV group"), ("--receivers", "1.g0")),
         (("--through", "'mlp'"), ("--through", "mlp")),
         (("--norms", "'none'", "frozen", "recomputed"), ("--norms", "none")),
-        (("--mlps", "exact", "verify"), ("--method", "verify", "--mlps", "recomputed")),
-        (("--together", "exact", "verify"), ("--method", "verify", "--together", "--receivers", "L3H0")),
-        (("--together", "--receivers"), ("--together", "--method", "exact")),
-        (("--sender-positions", "exact", "verify"), ("--method", "verify", "--sender-positions", "last")),
         (("'subject'",), ("--method", "exact", "--receiver-positions", "subject")),
         (("'9'", "5 tokens"), ("--method", "exact", "--sender-positions", 9)),
-        (
-            ("--receiver-positions",),
-            ("--method", "exact", "--through", "logits", "--receiver-positions", "last"),
-        ),
-        (("--receivers",), ("--through", "logits", "--receivers", "L3H0")),
-        (("--verify-top",), ("--method", "exact", "--verify-top", 3)),
         (("kl", "noising", "exact"), ("--method", "verify", "--metric", "kl", "--direction", "noising")),
     ],
 )

@@ -369,8 +369,6 @@ def test_every_token_of_a_prompt_is_a_query_row(study_folder: Path) -> None:
     [
         ({"prompt": "w1"}, BadInput, ("prompt", 1)),
         ({"prompt": " \n"}, BadInput, ("prompt", "blank")),
-        ({"prompt": "a", "prompt_file": "b"}, BadOption, ("'prompt'", "'prompt_file'")),
-        ({"prompt": "a b", "rows": 4}, BadOption, ("'rows'", "prompt")),
         ({"prompt": "a\x00b"}, BadOption, (r"'a\x00b'", "control")),
         ({"prompt_file": "./none.txt"}, ResourceMissing, ("'./none.txt'",)),
         ({"prompt": "w1 " * 1100}, BadInput, ("prompt", "1,024")),
@@ -378,7 +376,6 @@ def test_every_token_of_a_prompt_is_a_query_row(study_folder: Path) -> None:
         ({"rows": 1, "map": True}, BadOption, ("'rows'", 2, "'map'", 1)),
         ({"lengths": [1]}, BadOption, ("lengths", 1)),
         ({"keys": 0}, BadOption, ("keys", 1, 0)),
-        ({"query": "w1"}, BadOption, ("'query'", "'prompt'")),
         ({"prompt": "w1 w2", "key": "w7"}, BadInput, ("'w7'", "'key'", "w1", "w2")),
     ],
 )

@@ -53,7 +53,7 @@ OTHER_MEANINGS = {
         *(f"headscope/measures/{name}.py" for name in ("copying", "logit_attribution")),
         *(f"headscope/prompts/{name}.py" for name in ("pairs", "span_tokens")),
     ],
-    "evaluate": ["headscope/tasks/harness.py", "probes/budget/run.py"],
+    "evaluate": ["headscope/tasks/harness.py", "probes/budget/run.py", "probes/budget/schema.py"],
     "scaling": ["headscope/models/gguf_check.py"],
     "sparsity": ["headscope/scores/minference.py"],  # exports its table
     "window": ["headscope/attention/record.py", "headscope/kernels/pair_moments.py"],

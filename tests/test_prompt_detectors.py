@@ -210,13 +210,10 @@ def test_a_function_a_matrix_and_a_file_are_the_same_pattern(model: Model, tmp_p
 @pytest.mark.parametrize(
     ("options", "error", "named"),
     [
-        ({"prompt": "w1 w2", "tokens": [1, 2]}, BadOption, ("'prompt'", "'tokens'")),
         ({"prompt": ["w1 w2", " "]}, BadOption, ("blank",)),
         ({"tokens": [1]}, BadOption, ("'tokens'", "1 tokens", 2)),
         ({"tokens": [1, 99_999]}, BadInput, ("token 99999",)),
         ({"tokens": [1, -2]}, BadOption, (-2,)),
-        ({"prompt": "w1 w2", "periods": [16]}, BadOption, ("'periods'",)),
-        ({"exclude_first": True}, BadOption, ("'exclude_first'",)),
         ({"tokens": [1, 2, 3], "pattern": np.eye(2)}, BadInput, ("pattern", "2 x 2", 3)),
         ({"tokens": [1, 2], "pattern": 2 * np.eye(2)}, BadInput, ("pattern", 2, "0 to 1")),
         ({"tokens": [1, 2], "pattern": np.full((2, 2), np.nan)}, BadInput, ("pattern", "nan", "0 to 1")),

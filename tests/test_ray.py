@@ -348,7 +348,7 @@ def test_a_worker_returns_the_rows_of_this_process(folder: Path, tmp_path: Path,
     plain = runner.run_study(study, tmp_path / "plain")
     jobs = JobExecutor(StudyContext(study)).plan()
     worker = RayWorker(
-        study.model_dump(mode="json", exclude_none=True), ["base"], 1, Path.cwd(), tmp_path / "run" / "files"
+        study.model_dump(mode="json", exclude_unset=True), ["base"], 1, Path.cwd(), tmp_path / "run" / "files"
     )
     with RunWriter.open(tmp_path / "remote", "remote", {}) as writer:
         for job in jobs:

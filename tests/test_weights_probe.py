@@ -290,11 +290,8 @@ def test_findings_list_only_compositions_that_exceed_chance(tmp_path: Path) -> N
     [
         (("weights.heads", "'L3'"), {"heads": ["L3"]}),
         (("weights.heads", "'3.g0'", "L3H0"), {"heads": ["3.g0"]}),
-        (("'lengths'", "'parts'"), {"parts": ["weights"], "lengths": [48], "heads": []}),
-        (("'distances'", "'pairs'"), {"distances": [3], "pairs": []}),
         (("weights.pairs", "'w5>w6>w7'", "QUERY>KEY"), {"pairs": ["w5>w6>w7"]}),
         (("weights.parts", "'value'", "'composition'", "'values'"), {"parts": ["value"]}),
-        (("'query_rows'", "'heads'"), {"query_rows": [3], "heads": []}),
         ((33, "'heads'", 34), {"lengths": [33, 64]}),
     ],
 )

@@ -202,6 +202,7 @@ def _describe_with_flags(
     flag_by_key = {**FLAGS_BY_KEY, **{f"{probe.name}.{name}": name for name in options}}
 
     def name_option(name: str) -> str:
+        name = FLAGS_BY_KEY.get(f"{error.key}.{name}", name)
         return _flag(name) if name in names else quote_option(name)
 
     name = flag_by_key.get(error.key, error.key.removeprefix("engine."))

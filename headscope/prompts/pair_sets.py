@@ -117,22 +117,12 @@ def _file_set_name(file: str) -> str:
     return f"file:{stem}" if stem in (*GENERATED_SETS, PROMPT_SET) else stem
 
 
-def unused_pair_options(sources: Sequence[str]) -> dict[str, str]:
-    """Options that change nothing for these sets and files, with the reason: `count`, `length`.
-
-    Raises ValueError for a misspelt name of a generated set.
-    """
-    files = [source for source in sources if source not in GENERATED_SETS]
-    for source in files:
-        is_bare_name = "." not in source and "/" not in source
-        if is_bare_name and (hint := did_you_mean(source, GENERATED_SETS)):
-            raise ValueError(f"no set of prompt pairs '{source}'{hint}. A file of that name is ./{source}")
-    unused = {}
-    if len(files) == len(sources):
-        unused["count"] = "every pair of a file is used"
-    if not {*SETS_OF_ANY_LENGTH} & {*sources}:
-        unused["length"] = f"it is for {' and '.join(SETS_OF_ANY_LENGTH)}"
-    return unused
+def check_source(source: str) -> str:
+    """The source of a set. Raises ValueError for a misspelt name of a generated set."""
+    is_bare_name = source not in GENERATED_SETS and "." not in source and "/" not in source
+    if is_bare_name and (hint := did_you_mean(source, GENERATED_SETS)):
+        raise ValueError(f"no set of prompt pairs '{source}'{hint}. A file of that name is ./{source}")
+    return source
 
 
 def check_set_names(pair_sets: Sequence[PairSet]) -> None:

@@ -1,11 +1,13 @@
 """Options that the commands about answers to prompts share: sets of prompts, metric, which prompts count, positions."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from headscope.prompts.pair_sets import GENERATED_SETS, SETS_OF_ANY_LENGTH, check_source
 from headscope.runs.head_names import head_names, names_of_heads
 from headscope.study.config import Options
+from headscope.study.option_rules import Needs, Rule
 from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS, STORES_NAME
 
 PAIRS_HELP = (
@@ -23,7 +25,12 @@ HEADS_HELP = "file:FILE: a saved head set; run:FOLDER:STATISTIC:COUNT[:MODEL]: t
 PLACES_HELP = "a named span of every pair such as subject or last, a token such as 3 or -1, or a range such as -4:"
 """How positions are named."""
 
-PairSources = list[Annotated[str, Field(min_length=1)]]
+GENERATED = "|".join(GENERATED_SETS)
+OF_ANY_LENGTH = "|".join(SETS_OF_ANY_LENGTH)
+"""Generated sets, and those that have prompts of any length, as values in rules of options."""
+
+PairSource = Annotated[str, Field(min_length=1), AfterValidator(check_source)]
+PairSources = list[PairSource]
 AnswerMetric = Annotated[
     Literal["logit_diff", "logprob", "kl", "nll", "prob_diff", "rank"], ACCEPTS_FUNCTION, STORES_NAME
 ]
@@ -41,6 +48,11 @@ PositionNames = Annotated[list[Annotated[str, Field(min_length=1)]], ACCEPTS_POS
 class PromptSetOptions(Options):
     """Sets of prompts with answers, and which of their prompts count."""
 
+    option_rules: ClassVar[tuple[Rule, ...]] = (
+        Needs("count", f"pairs={GENERATED} reference={GENERATED}", "a file or a prompt is used whole"),
+        Needs("keep_failing", "pairs"),
+    )
+
     pairs: PairSources | None = Field(None, min_length=1, description=f"instead of a prompt, {PAIRS_HELP}")
     count: int = Field(32, ge=1, le=1_000_000, description="number of pairs of a generated set")
     keep_failing: bool = Field(
@@ -53,6 +65,10 @@ class PromptSetOptions(Options):
 
 class AnswerOptions(PromptSetOptions):
     """Sets of prompts of some length, and the metric of their answers."""
+
+    option_rules: ClassVar[tuple[Rule, ...]] = (
+        Needs("length", f"pairs={OF_ANY_LENGTH} reference={OF_ANY_LENGTH}", "a file or a prompt has its own length"),
+    )
 
     length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the sets induction and needle")
     metric: AnswerMetric = Field("logit_diff", description=METRIC_HELP)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -28,6 +28,7 @@ from headscope.model_spec import ModelSpec
 from headscope.prompts.bos import BosChoice
 from headscope.prompts.shakespeare import DEFAULT_SOURCE, expand_source
 from headscope.study.option_faults import first_fault
+from headscope.study.option_rules import Excludes, Needs, Rule, rules_of
 
 log = logging.getLogger("headscope")
 
@@ -42,6 +43,9 @@ class Options(BaseModel):
     """Base of a block of options in a study file; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
+
+    option_rules: ClassVar[tuple[Rule, ...]] = ()
+    """Rules about options of this class and its subclasses: `Needs` and `Excludes`."""
 
     @field_validator("*")
     @classmethod
@@ -59,6 +63,13 @@ class Options(BaseModel):
         """Drop repeated values of a list, so that no two cells are the same."""
         is_plain_list = isinstance(value, list) and all(isinstance(item, str | int | float) for item in value)
         return list(dict.fromkeys(value)) if is_plain_list else value
+
+    @model_validator(mode="after")
+    def _check_option_rules(self) -> Self:
+        for rule in rules_of(type(self)):
+            if fault := rule.fault(self):
+                raise fault
+        return self
 
 
 MAX_LENGTH = 2**31 - 1
@@ -104,6 +115,12 @@ class MultilineOptions(Options):
 class PromptOptions(MultilineOptions):
     """Options of a probe that reads documents, or a prompt instead."""
 
+    option_rules: ClassVar[tuple[Rule, ...]] = (
+        Needs("template", "prompt prompt_file"),
+        Excludes("prompt", "prompt_file"),
+        Excludes("lengths rows", "prompt prompt_file", "every token of a prompt is analysed"),
+    )
+
     prompt: str | None = Field(None, description="text to analyse instead of documents; every token is a query row")
     prompt_file: str | None = Field(None, description="file to read the prompt from")
     template: bool = Field(False, description="put the prompt into the chat template of the tokenizer, as a message")
@@ -112,29 +129,6 @@ class PromptOptions(MultilineOptions):
     def replacement_of_texts(cls, values: Mapping[str, Any]) -> str:
         """What takes the place of documents under these values of the options; "" if the probe reads documents."""
         return "a prompt" if values.get("prompt") or values.get("prompt_file") else ""
-
-    @model_validator(mode="after")
-    def _check_prompt_alone(self) -> "PromptOptions":
-        prompts = [name for name in ("prompt", "prompt_file") if getattr(self, name) is not None]
-        if self.template and not prompts:
-            raise OptionError("{template} needs a prompt. Add {prompt}, or remove {template}")
-        if len(prompts) == 2:
-            raise OptionError("{prompt} and {prompt_file} cannot be combined. Give one of them")
-        if prompts and (unused := {"lengths", "rows"} & self.model_fields_set):
-            raise OptionError(
-                "{option} cannot be combined with a prompt: every token of a prompt is analysed. Remove {option}",
-                option=OptionName(min(unused)),
-            )
-        return self
-
-
-def refuse_unused(options: Options, reasons: Mapping[str, str]) -> None:
-    """Raise OptionError for the first of these options that is set: each has no effect, for its reason."""
-    for name, reason in reasons.items():
-        if name in options.model_fields_set:
-            raise OptionError(
-                "{option} has no effect here: {reason}. Remove {option}", option=OptionName(name), reason=reason
-            )
 
 
 def refuse_texts_beside_prompt(options: type, values: Mapping[str, Any], texts: Sequence[str]) -> None:
@@ -178,6 +172,8 @@ class TextOptions(Options):
 class EngineOptions(Options):
     """Where cells run. It changes no number, so it does not belong to the identity of a run."""
 
+    option_rules = (Needs("address workers gpus_per_worker", "name=ray"),)
+
     name: Literal["plain", "ray"] = Field(default="plain", description="plain (this process) or ray")
     address: str | None = Field(
         default=None,
@@ -201,12 +197,6 @@ class EngineOptions(Options):
     def _expand_name(cls, value: Any) -> Any:
         """Accept the name alone, as the flag does."""
         return {"name": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _check_ray_options(self) -> "EngineOptions":
-        if self.name == "plain" and (self.model_fields_set - {"name"}):
-            raise OptionError("{address}, {workers} and {gpus_per_worker} need the engine ray. Set {engine} to ray")
-        return self
 
 
 class Study(Options):

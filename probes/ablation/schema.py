@@ -5,9 +5,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from headscope.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_TEXT, ablation_name, kinds_help
-from headscope.errors import OptionError, OptionName
+from headscope.errors import OptionError
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
-from headscope.prompts.pair_sets import unused_pair_options
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.columns import ANSWER_METRIC, GROUP, HEAD, IS_COUNTED, LAYER, MODEL, Column, Table, key
 from headscope.study.answer_options import (
@@ -19,7 +18,8 @@ from headscope.study.answer_options import (
     HeadNames,
     PositionNames,
 )
-from headscope.study.config import MultilineOptions, refuse_unused
+from headscope.study.config import MultilineOptions
+from headscope.study.option_rules import Excludes, Needs
 
 KINDS = ("zero", MEAN_OF_TEXT, MEAN_OF_DOCUMENT, "resample", "uniform", "streaming")
 """Kinds with a column of `run.heads`; streaming for any window, if a run has one."""
@@ -29,6 +29,15 @@ POSITIONS_MARK = " at "
 
 class AblationOptions(MultilineOptions, AnswerOptions):
     """Ablation of heads, one at a time and together, while the model answers a prompt."""
+
+    option_rules = (
+        Needs("prompt", "answer", "the text that continues it, with its leading space"),
+        Excludes("answer wrong template", "pairs", "pairs have prompts and answers of their own"),
+        Excludes("wrong", "metric=logprob|kl|nll|rank", "{wrong} is for logit_diff and prob_diff"),
+        Needs("random_sets", "heads!=all", "they are a control for named heads"),
+        Needs("draws", "kinds=resample"),
+        Excludes("kinds=resample", "prompt", "resample takes head outputs from other prompts, of {pairs}"),
+    )
 
     prompt: str | None = Field(
         None, min_length=1, description="prompt that the model continues; use either --prompt with --answer, or --pairs"
@@ -70,47 +79,12 @@ class AblationOptions(MultilineOptions, AnswerOptions):
     def _check_prompts(self) -> "AblationOptions":
         if (self.prompt is None) == (self.pairs is None):
             raise OptionError("give either {prompt} with {answer}, or {pairs}")
-        if self.prompt is not None and self.answer is None:
-            raise OptionError("the prompt has no answer. Add {answer}, with its leading space")
-        unused = {"count", "length", "keep_failing"} if self.prompt is not None else {"answer", "wrong", "template"}
-        if unused := unused & self.model_fields_set:
-            raise OptionError(
-                "{option} cannot be combined with {source}. Remove {option}",
-                option=OptionName(min(unused)),
-                source="a prompt" if self.prompt is not None else OptionName("pairs"),
-            )
-        if self.pairs is not None:
-            refuse_unused(self, unused_pair_options(self.pairs))
-        if self.wrong is not None and self.metric in ("logprob", "kl", "nll", "rank"):
-            raise OptionError(
-                "{wrong} is for the metrics logit_diff and prob_diff, not {value}. Remove {wrong}, or change {metric}",
-                value=self.metric,
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_control(self) -> "AblationOptions":
-        if self.heads == ["all"] and "random_sets" in self.model_fields_set:
-            raise OptionError("{random_sets} is a control for named heads. Remove {random_sets}, or name {heads}")
         return self
 
     @model_validator(mode="after")
     def _check_positions(self) -> "AblationOptions":
         if ALL_TOKENS in self.positions and (others := [name for name in self.positions if name != ALL_TOKENS]):
             raise OptionError("{positions} has all beside '{other}'. Use one of them", other=others[0])
-        return self
-
-    @model_validator(mode="after")
-    def _check_draws(self) -> "AblationOptions":
-        if "resample" not in self.kinds and "draws" in self.model_fields_set:
-            raise OptionError(
-                "{draws} is for the kind resample, not {kind}. Remove {draws}, or change {kinds}", kind=self.kinds[0]
-            )
-        if "resample" in self.kinds and self.prompt is not None:
-            raise OptionError(
-                "resample takes head outputs from other prompts of a set, and there is only one prompt. Use {pairs}, "
-                "or other kinds, such as zero and mean:text"
-            )
         return self
 
 

@@ -6,15 +6,13 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from headscope.errors import OptionError, OptionName
 from headscope.prompts.shakespeare import DEFAULT_SOURCE
 from headscope.runs.columns import DOC, LENGTH, Column, Table, key
 from headscope.study.config import Options, TextSource
+from headscope.study.option_rules import Excludes, Needs
 
 Variant = Literal["full", "no-freq", "no-scale", "shared-freq", "fixed-log", "learned-base"]
 Strategy = Literal["adarope", "yarn-lora", "joint", "adarope-lora", "adarope-joint"]
-
-LORA_OPTIONS = ("lora_learning_rate", "lora_rank", "lora_alpha")
 
 MAX_STEPS, MAX_BATCH, MAX_RATE = 1_000_000, 65_536, 100.0
 """Largest number of steps of a phase, of sequences per step, and largest learning rate."""
@@ -49,6 +47,16 @@ class AdaptOptions(Options):
 
     The study's texts are the validation texts.
     """
+
+    option_rules = (
+        Needs("strategy=adarope-lora|adarope-joint", "adapter", "the strategy continues a training"),
+        Excludes("strategy=yarn-lora|joint", "adapter", "the strategy cannot continue an adapter"),
+        Excludes("start", "adapter", "an adapter has its own start"),
+        Excludes("factor", "start adapter", "{factor} is for the default start"),
+        Excludes("strategy=yarn-lora|adarope-lora", "variant!=full", "the strategy does not train positions"),
+        Excludes("lora_learning_rate lora_rank lora_alpha", "strategy=adarope", "the strategy does not train a LoRA"),
+        Excludes("variant=fixed-log", "adapter", "the variant resets every scale"),
+    )
 
     factor: float = Field(
         8.0, ge=1, le=1e6, description="context extension factor: training starts from YaRN with this factor"
@@ -117,39 +125,7 @@ class AdaptOptions(Options):
     def _check_consistency(self) -> "AdaptOptions":
         if not self.phases:
             raise ValueError("no phases. Give at least one, e.g. 2048:26:4")
-        if self.adapter is None and self.strategy.startswith("adarope-"):
-            raise OptionError("strategy {name} needs an adapter to start from. Set {adapter}", name=self.strategy)
-        if self.adapter is not None and self.strategy in ("yarn-lora", "joint"):
-            raise OptionError("strategy {name} cannot continue an adapter. Remove {adapter}", name=self.strategy)
-        if self.adapter is not None and self.start is not None:
-            raise OptionError(
-                "{start} and {adapter} cannot be combined: an adapter has its own start. Remove one of them"
-            )
-        other = next((name for name in ("start", "adapter") if getattr(self, name) is not None), None)
-        if other is not None and "factor" in self.model_fields_set:
-            raise OptionError(
-                "{factor} is for the default start and cannot be combined with {other}. Remove {factor}",
-                other=OptionName(other),
-            )
-        if self.strategy in ("yarn-lora", "adarope-lora") and self.variant != "full":
-            raise OptionError(
-                "strategy {name} does not train positions. Remove {variant} ({value})",
-                name=self.strategy,
-                value=self.variant,
-            )
-        if self.strategy == "adarope" and (
-            unused := [name for name in LORA_OPTIONS if self._differs_from_default(name)]
-        ):
-            raise OptionError(
-                "strategy adarope does not train a LoRA. Remove {option}, or use another strategy",
-                option=OptionName(unused[0]),
-            )
-        if self.adapter is not None and self.variant == "fixed-log":
-            raise OptionError("variant fixed-log resets every scale and cannot continue an adapter. Remove {adapter}")
         return self
-
-    def _differs_from_default(self, option: str) -> bool:
-        return bool(getattr(self, option) != AdaptOptions.model_fields[option].default)
 
     @property
     def total_steps(self) -> int:

@@ -7,12 +7,13 @@ from typing import Any, Self
 import pandas as pd
 from pydantic import Field, model_validator
 
-from headscope.errors import OptionError, OptionName
-from headscope.prompts.pair_sets import unused_pair_options
+from headscope.errors import OptionError
+from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.answer_options import PromptSetOptions
-from headscope.study.config import MAX_PROMPT_TOKENS, Lengths, PromptOptions, refuse_unused
+from headscope.study.config import MAX_PROMPT_TOKENS, Lengths, PromptOptions
+from headscope.study.option_rules import Excludes, Needs
 from probes.attribution.answers import schema as answers
 
 DEFAULT_PROMPT_LENGTH = 128
@@ -21,6 +22,12 @@ DEFAULT_PROMPT_LENGTH = 128
 
 class AttributionOptions(PromptOptions, PromptSetOptions):
     """What each part adds directly to the logit of the next token, or of an answer."""
+
+    option_rules = (
+        Excludes("prompt prompt_file answer wrong", "pairs", "pairs have prompts and answers of their own"),
+        Needs("answer", "prompt prompt_file", "a text that it follows; {pairs} have answers of their own"),
+        Needs("wrong", "answer"),
+    )
 
     lengths: Lengths = Field(
         default=[2048],
@@ -57,34 +64,20 @@ class AttributionOptions(PromptOptions, PromptSetOptions):
 
     @model_validator(mode="after")
     def _check_answers(self) -> Self:
-        has_prompt = self.prompt is not None or self.prompt_file is not None
-        if self.pairs is not None and (replaced := self._replaced_by_pairs()):
-            raise OptionError(
-                "{option} cannot be combined with {pairs}, which hold prompts and answers",
-                option=OptionName(min(replaced)),
-            )
-        if self.answer is not None and not has_prompt:
-            raise OptionError("{answer} needs a prompt that it follows. Add {prompt}, or use {pairs}")
-        if self.wrong is not None and self.answer is None:
-            raise OptionError("{wrong} needs the right answer. Add {answer}")
         if self.answer is not None and self.answer == self.wrong:
             raise OptionError("{answer} and {wrong} are both '{text}'. Change one", text=self.answer)
-        if self.pairs is None:
-            refuse_unused(self, dict.fromkeys(("count", "keep_failing"), "it is for pairs"))
+        if self.pairs is None or "lengths" not in self.model_fields_set:
             return self
-        reasons = unused_pair_options(self.pairs)
-        refuse_unused(self, {"lengths" if name == "length" else name: reason for name, reason in reasons.items()})
-        if len(self.lengths) > 1 or self.prompt_length > MAX_PROMPT_TOKENS:
+        takes_length = not {*SETS_OF_ANY_LENGTH}.isdisjoint(self.pairs)
+        if not takes_length or len(self.lengths) > 1 or self.prompt_length > MAX_PROMPT_TOKENS:
             raise OptionError(
-                "with pairs {lengths} is one length of at most {most} tokens, not {value}. Give one",
-                most=MAX_PROMPT_TOKENS,
+                "{lengths} {value} and {pairs} {sets} cannot be combined: induction and needle take one length of at "
+                "most {most} tokens, and other pairs none. Change or remove {lengths}",
                 value=",".join(map(str, self.lengths)),
+                sets=",".join(self.pairs),
+                most=MAX_PROMPT_TOKENS,
             )
         return self
-
-    def _replaced_by_pairs(self) -> list[str]:
-        """The options with a value that pairs replace."""
-        return [name for name in ("prompt", "prompt_file", "answer", "wrong") if getattr(self, name) is not None]
 
 
 POSITION = key("position", "index32", "tokens", "last predicted token of the bin; of a prompt every token")

@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from headscope.errors import OptionError, OptionName
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.runs.columns import (
     ANSWER_COLUMNS,
@@ -25,6 +24,7 @@ from headscope.runs.columns import (
 )
 from headscope.streaming import StreamingWindow
 from headscope.study.config import Lengths, Options
+from headscope.study.option_rules import Needs
 
 MEASURED_ORDERS = ("effective-length", "local-mass", "far-mass")
 """Orders by scores that one forward pass per document measures."""
@@ -40,6 +40,12 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 class BudgetOptions(Options):
     """Loss, and answers to prompts, if the KV groups with the lowest scores keep only the first and last tokens."""
+
+    option_rules = (
+        Needs("draws", f"orders={RANDOM}"),
+        Needs("count", "prompts"),
+        Needs("task_limit trust_task_code", "tasks"),
+    )
 
     lengths: Lengths = Field(default=[2048], description="context lengths in tokens")
     orders: list[str] = Field(
@@ -125,12 +131,6 @@ class BudgetOptions(Options):
         if self.sink + self.recent == 0:
             raise ValueError("sink 0 and recent 0 leave a streaming KV group no token. Use a recent of at least 1")
         _ = self.window
-        if "draws" in self.model_fields_set and RANDOM not in self.orders:
-            raise OptionError("{draws} is for the order random. Remove {draws}, or add random to {orders}")
-        if "count" in self.model_fields_set and not self.prompts:
-            raise OptionError("{count} is for prompts. Remove {count}, or add {prompts}")
-        if not self.tasks and (unused := {"task_limit", "trust_task_code"} & self.model_fields_set):
-            raise OptionError("{option} is for tasks. Remove {option}, or add tasks", option=OptionName(min(unused)))
         return self
 
     @property

@@ -7,12 +7,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from headscope.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_PROMPTS, MEAN_OF_TEXT
 from headscope.errors import OptionError
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
-from headscope.prompts.pair_sets import unused_pair_options
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.columns import ANSWER_METRIC, GROUP, HEAD, IS_COUNTED, LAYER, MODEL, Column, Table, key
 from headscope.runs.head_names import head_names
-from headscope.study.answer_options import HEADS_HELP, PAIRS_HELP, PLACES_HELP, AnswerOptions, PairSources
-from headscope.study.config import refuse_unused
+from headscope.study.answer_options import HEADS_HELP, PAIRS_HELP, PLACES_HELP, AnswerOptions, PairSource, PairSources
+from headscope.study.option_rules import Excludes, Needs
 
 WHOLE = "none"
 """The subset without heads, of which the row compares the circuit with the model."""
@@ -45,6 +44,12 @@ def split_positions(name: str) -> tuple[str, str]:
 class CircuitOptions(AnswerOptions):
     """Test a set of heads as a circuit: ablate all other heads, and subsets of the circuit."""
 
+    option_rules = (
+        Excludes("reference", "complement=zero", "zero ablation has no reference prompts"),
+        Needs("by", f"complement={MEAN_OF_PROMPTS}"),
+        Needs("draws", "complement=resample"),
+    )
+
     pairs: PairSources = Field(["ioi"], min_length=1, description=f"{PAIRS_HELP}; their clean prompts are run")
     heads: Annotated[list[str], BeforeValidator(_distinct_names)] = Field(
         min_length=1,
@@ -57,9 +62,8 @@ class CircuitOptions(AnswerOptions):
         "resample: those of one reference prompt of the same number of tokens, averaged over --draws; "
         "zero: 0",
     )
-    reference: str | None = Field(
+    reference: PairSource | None = Field(
         None,
-        min_length=1,
         description="set of prompt pairs whose corrupted prompts are the reference prompts; by default the set that is "
         "run. A prompt itself is never among its reference prompts",
     )
@@ -86,18 +90,6 @@ class CircuitOptions(AnswerOptions):
         "separates circuit and model most, on half of the prompts; the other half tests it",
     )
     weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
-
-    @model_validator(mode="after")
-    def _refuse_unused_options(self) -> "CircuitOptions":
-        unused = unused_pair_options([*self.pairs, *([self.reference] if self.reference else [])])
-        if self.complement == "zero":
-            unused["reference"] = "zero ablation has no reference prompts"
-        if self.complement != MEAN_OF_PROMPTS:
-            unused["by"] = f"it is for the complement {MEAN_OF_PROMPTS}"
-        if self.complement != "resample":
-            unused["draws"] = "it is for the complement resample"
-        refuse_unused(self, unused)
-        return self
 
     @model_validator(mode="after")
     def _refuse_all_heads(self) -> "CircuitOptions":

@@ -4,9 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from headscope.errors import OptionError, OptionName
+from headscope.errors import OptionError
 from headscope.runs.columns import GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.config import MAX_PROMPT_TOKENS, MultilineOptions, check_prompt, sorted_lengths
+from headscope.study.option_rules import Excludes, Needs
 from probes.detectors.own_pattern import describe_pattern
 
 MIN_PERIOD = 8
@@ -42,6 +43,12 @@ class DetectorsOptions(MultilineOptions):
     """Heads that attend to the previous token, a duplicate or the token after it, on a repeated random token
     sequence, or on your own prompts."""
 
+    option_rules = (
+        Excludes("prompt", "tokens"),
+        Excludes("periods sequences", "prompt tokens", "{periods} and {sequences} are of random tokens"),
+        Needs("pattern exclude_first", "prompt tokens"),
+    )
+
     periods: Annotated[list[Annotated[int, Field(le=MAX_PERIOD)]], sorted_lengths(MIN_PERIOD, "period")] = Field(
         default=[128, 512], description="length of the repeated random token sequence; a context is twice as long"
     )
@@ -61,16 +68,6 @@ class DetectorsOptions(MultilineOptions):
 
     @model_validator(mode="after")
     def _check_prompts(self) -> "DetectorsOptions":
-        if self.prompt is not None and self.tokens is not None:
-            raise OptionError("{prompt} and {tokens} cannot be combined. Give one of them")
-        if self.takes_prompts:
-            if unused := {"periods", "sequences"} & self.model_fields_set:
-                raise OptionError(
-                    "{option} is about random tokens and has no effect with prompts. Remove it",
-                    option=OptionName(min(unused)),
-                )
-        elif unused := {"pattern", "exclude_first"} & self.model_fields_set:
-            raise OptionError("{option} needs prompts. Add {prompt} or {tokens}", option=OptionName(max(unused)))
         sizes = [len(ids) for ids in self.tokens or ()]
         if sizes and not 2 <= min(sizes) <= max(sizes) <= MAX_PROMPT_TOKENS:
             wrong = next(size for size in sizes if not 2 <= size <= MAX_PROMPT_TOKENS)

@@ -2,13 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from headscope.ablation_names import NOT_OF_DOCUMENTS, kinds_help
-from headscope.errors import OptionError
 from headscope.heads import HeadSet, format_head
 from headscope.runs.columns import DOC, GROUP, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.config import Options
+from headscope.study.option_rules import Excludes
 from probes.influence import bands
 
 MAX_UNITS = 1_000_000
@@ -17,6 +17,8 @@ MAX_UNITS = 1_000_000
 
 class InfluenceOptions(Options):
     """Head influence: change of the loss when the position parameters of one unit are reset or the unit is ablated."""
+
+    option_rules = (Excludes("heads", "unit=group"),)
 
     models: list[str] | None = Field(None, min_length=1, description="labels of the models to sweep; default all")
     lengths: list[Annotated[int, Field(ge=2)]] = Field([1024], min_length=1, description="context lengths in tokens")
@@ -100,12 +102,6 @@ class InfluenceOptions(Options):
     def _normalize_head_sets(cls, value: dict[str, list[str]] | None) -> dict[str, list[str]] | None:
         """Write every head as L18H6, once in each set."""
         return None if value is None else {name: _normalize_heads(name, heads) for name, heads in value.items()}
-
-    @model_validator(mode="after")
-    def _check_unit(self) -> "InfluenceOptions":
-        if self.heads and self.unit == "group":
-            raise OptionError("unit group cannot be combined with {heads}. Remove {unit} or {heads}")
-        return self
 
 
 def _normalize_heads(set_name: str, head_names: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.needle_grid import even_depths
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.config import Options, TextSource
+from headscope.study.option_rules import Excludes, Needs
 
 MAX_LENGTHS = 100
 """A larger number is probably meant as a length in tokens."""
@@ -18,6 +19,15 @@ MAX_DEPTHS = 1000
 
 class NeedleOptions(Options):
     """Needle-in-a-Haystack: context lengths x depths x needles x seeds; every head is scored on every answer."""
+
+    option_rules = (
+        Excludes("kind=indirect|both", "file", "{kind} selects built-in needles"),
+        Excludes("mode=wu", "kind=indirect|both attribution", "mode wu supports only copies of literal needles"),
+        Needs("heads", "ablate_top", "the sizes of the sets to ablate, e.g. 5,10"),
+        Excludes("rank_by", "heads", "scores of a file rank its heads"),
+        Needs("ablate_top", "heads mode=strict", "mode wu ranks no heads"),
+        Needs("rank_by=attribution", "attribution", "heads are ranked by what is measured"),
+    )
 
     lengths: int | list[int] = Field(
         4,
@@ -108,29 +118,10 @@ class NeedleOptions(Options):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "NeedleOptions":
-        if self.file is not None and self.kind != "literal":
-            raise OptionError(
-                "{kind} selects built-in needles and cannot be combined with a file. Remove {kind} or {file}"
-            )
-        if self.mode == "wu" and (self.kind != "literal" or self.attribution):
-            raise ValueError("mode wu supports only copies of literal needles. Use mode strict")
         if self.ablate_top and min(self.ablate_top) < 1:
             raise OptionError("{ablate_top} {size} ablates no head. Use at least 1", size=min(self.ablate_top))
-        if self.heads is not None and not self.ablate_top:
-            raise OptionError("{heads} needs the sizes of the sets to ablate. Add {ablate_top}, e.g. 5,10")
-        if self.heads is not None and "rank_by" in self.model_fields_set:
-            raise OptionError("{rank_by} has no effect on heads of a file. Remove {rank_by} or {heads}")
         if self.ablate_top and self.heads is None and self.needles < 2:
             raise OptionError("{ablate_top} ranks heads on half of the needles. Use at least 2 needles")
-        if self.ablate_top and self.heads is None and self.mode == "wu":
-            raise OptionError(
-                "{ablate_top} needs mode strict to rank heads. Give {heads}, or remove {ablate_top} or mode wu"
-            )
-        if self.rank_by == "attribution" and not self.attribution:
-            raise ValueError(
-                "heads can be ranked by attribution only if it is measured. Add --attribution, or attribution: "
-                "true in a study file"
-            )
         if not self.ablation:
             raise ValueError("ablation has no value. Use zero, mean:text or uniform")
         return self

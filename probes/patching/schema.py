@@ -1,16 +1,15 @@
 """Options and stored tables of the patching probe."""
 
 from collections.abc import Mapping
-from typing import Literal, Self, get_args
+from typing import ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from headscope.errors import OptionError
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
-from headscope.prompts.pair_sets import GENERATED_SETS, unused_pair_options
 from headscope.prompts.pairs import RESERVED_SPAN_NAMES
 from headscope.runs.columns import ANSWER_METRIC, GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.study.answer_options import (
+    GENERATED,
     HEADS_HELP,
     PAIRS_HELP,
     PLACES_HELP,
@@ -19,7 +18,7 @@ from headscope.study.answer_options import (
     PairSources,
     PositionNames,
 )
-from headscope.study.config import refuse_unused
+from headscope.study.option_rules import Needs, Rule
 from probes.patching.effects import MIN_DIFFERENCE, MIN_OWN_DIFFERENCE, MIN_PROBABILITY
 
 MAX_UNITS = 1_000_000
@@ -62,6 +61,12 @@ Method = Literal["auto", "exact", "estimate", "verify"]
 class PairOptions(AnswerOptions):
     """Sets of prompt pairs, the metric of their answers, and the run that is patched."""
 
+    option_rules: ClassVar[tuple[Rule, ...]] = (
+        Needs("metric=rank", "method=exact|auto", "rank has no gradient"),
+        Needs("verify_top verify_random", "method=verify|auto"),
+        Needs("align", f"pairs!={GENERATED}", "it is for files of pairs"),
+    )
+
     pairs: PairSources = Field(["ioi"], min_length=1, description=PAIRS_HELP)
     directions: list[Literal["denoising", "noising"]] = Field(
         ["denoising"],
@@ -77,22 +82,6 @@ class PairOptions(AnswerOptions):
     method: Method = Field("auto")
     verify_top: int = Field(10, ge=1, le=MAX_UNITS)
     verify_random: int = Field(10, ge=0, le=MAX_UNITS)
-
-    @model_validator(mode="after")
-    def _refuse_unused_options(self) -> Self:
-        """Refuse options that would change nothing."""
-        unused = unused_pair_options(self.pairs)
-        if self.metric == "rank" and self.method in ("estimate", "verify"):
-            raise OptionError(
-                "{metric} rank has no gradient, which {method} {value} needs. Use {method} exact, or another {metric}",
-                value=self.method,
-            )
-        if self.method in ("exact", "estimate"):
-            unused |= dict.fromkeys(("verify_top", "verify_random"), "it selects heads for method verify")
-        if {*self.pairs} <= {*GENERATED_SETS}:
-            unused["align"] = "it is for files of pairs"
-        refuse_unused(self, unused)
-        return self
 
     @property
     def needs_exact(self) -> bool:
@@ -111,6 +100,11 @@ class PairOptions(AnswerOptions):
 
 class PatchingOptions(PairOptions):
     """Activation patching: run one prompt of a pair with an activation of the other run."""
+
+    option_rules = (
+        Needs("pattern_entries", "activations=pattern"),
+        Needs("heads!=all", f"activations={'|'.join(ACTIVATIONS)}", "the others are of whole layers"),
+    )
 
     activations: list[HeadActivation | LayerActivation] = Field(
         ["z"],
@@ -160,26 +154,11 @@ class PatchingOptions(PairOptions):
     )
 
     @model_validator(mode="after")
-    def _refuse_entries_of_other_activations(self) -> Self:
-        if self.pattern_entries and "pattern" not in self.activations:
-            raise OptionError("{pattern_entries} is for the activation 'pattern'. Add it to {activations}")
-        return self
-
-    @model_validator(mode="after")
     def _refuse_the_whole_residual_stream(self) -> Self:
         if "resid_pre" in self.activations and {*self.positions} == {"all"} and self.align == "equal":
             raise ValueError(
                 "'resid_pre' at all positions is the other run itself: its effect is 1 in every layer. Add the "
                 "positions 'each', 'last' or a named span"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _refuse_heads_of_layers(self) -> Self:
-        if self.are_heads_named and not {*self.activations} & {*ACTIVATIONS}:
-            raise OptionError(
-                "{heads} has no effect here: {activation} is of whole layers. Remove {heads}",
-                activation=self.activations[0],
             )
         return self
 

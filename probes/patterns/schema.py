@@ -2,13 +2,16 @@
 
 from pydantic import Field, model_validator
 
-from headscope.errors import OptionError, OptionName
+from headscope.errors import OptionError
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.config import MAX_PROMPT_TOKENS, Lengths, PromptOptions
+from headscope.study.option_rules import Needs
 
 
 class PatternsOptions(PromptOptions):
     """Top attended tokens of each head."""
+
+    option_rules = (Needs("query key", "prompt prompt_file", "it names a token of a prompt"),)
 
     lengths: Lengths = Field(default=[2048], description="context lengths in tokens")
     rows: int = Field(
@@ -36,12 +39,6 @@ class PatternsOptions(PromptOptions):
 
     @model_validator(mode="after")
     def _check_rows(self) -> "PatternsOptions":
-        for name in ("query", "key"):
-            if getattr(self, name) is not None and self.prompt is None and self.prompt_file is None:
-                raise OptionError(
-                    "{option} names a token, but there is no prompt. Add {prompt}, or remove {option}",
-                    option=OptionName(name),
-                )
         if self.rows < 2 and not (self.rows == 0 and self.map):
             raise OptionError(
                 "{rows} must be at least 2, or 0 together with {map}: {value}. Use more rows", value=self.rows

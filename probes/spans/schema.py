@@ -5,12 +5,13 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from headscope.errors import OptionError, OptionName
+from headscope.errors import OptionError
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.token_classes import RELATIONS, TOKEN_CLASSES, parse_classes
 from headscope.runs.columns import DOC, GROUP, HEAD, IS_COUNTED, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.answer_options import HEADS_HELP, HeadNames
 from headscope.study.config import Lengths, PromptOptions
+from headscope.study.option_rules import Excludes, Needs
 
 WHOLE_PROMPT = "prompt"
 """Name of the whole prompt in the table of lookback ratios."""
@@ -20,6 +21,13 @@ LOGPROB, LEAD = "logprob", "lead"
 
 class SpansOptions(PromptOptions):
     """Attention between named parts of prompts, and between classes of tokens."""
+
+    option_rules = (
+        Needs("heads weights keep_failing", "steer"),
+        Needs("steer", "prompts", "a file of prompts with a continuation"),
+        Excludes("prompts", "prompt prompt_file"),
+        Excludes("lengths", "prompts", "prompts are read whole"),
+    )
 
     prompts: str | None = Field(
         None,
@@ -74,28 +82,11 @@ class SpansOptions(PromptOptions):
         return value
 
     @model_validator(mode="after")
-    def _check_steering(self) -> "SpansOptions":
-        if self.steer is None and (unused := {"heads", "weights", "keep_failing"} & self.model_fields_set):
-            raise OptionError(
-                "{option} has no effect without {steer}. Add {steer}, or remove {option}",
-                option=OptionName(min(unused)),
-            )
-        if self.steer is not None and self.prompts is None:
-            raise OptionError("{steer} needs prompts with a continuation. Give a file of them with {prompts}")
-        return self
-
-    @model_validator(mode="after")
     def _check_sources(self) -> "SpansOptions":
-        sources = [name for name in ("prompts", "prompt", "prompt_file") if getattr(self, name) is not None]
-        if len(sources) == 2:
-            first, second = map(OptionName, sources)
-            raise OptionError("{first} and {second} cannot be combined. Give one of them", first=first, second=second)
-        if not sources and not self.classes:
+        if self.prompts is None and self.prompt is None and self.prompt_file is None and not self.classes:
             raise OptionError(
                 "no spans. Give {prompts}, {prompt} with marks such as [[context]]...[[/context]], or {classes}"
             )
-        if "prompts" in sources and "lengths" in self.model_fields_set:
-            raise OptionError("{lengths} has no effect with {prompts}, which are read whole. Remove {lengths}")
         return self
 
 

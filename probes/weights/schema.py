@@ -23,6 +23,7 @@ from headscope.runs.columns import (
     key,
 )
 from headscope.study.config import Lengths, PromptOptions
+from headscope.study.option_rules import Needs
 
 Part = Literal["weights", "composition", "distance", "values"]
 MAX_DISTANCE = 2**24
@@ -37,6 +38,14 @@ ALL_OTHERS = "others"
 
 class WeightsOptions(PromptOptions):
     """OV and QK circuits of heads from their weights, and composition between heads."""
+
+    option_rules = (
+        Needs("distances", "pairs"),
+        Needs("top", "tokens"),
+        Needs("query_rows", "heads"),
+        Needs("lengths", "heads parts=distance|values", "the others read no texts"),
+        Needs("embedding!=plain", "tokens pairs parts=weights"),
+    )
 
     parts: list[Part] = Field(
         ["weights", "composition", "distance", "values"],
@@ -95,28 +104,12 @@ class WeightsOptions(PromptOptions):
 
     @model_validator(mode="after")
     def _check_unused(self) -> "WeightsOptions":
-        set_options = self.model_fields_set
-        if "distances" in set_options and not self.pairs:
-            raise OptionError("{distances} has no effect without {pairs}. Add {pairs}, or remove {distances}")
-        if "top" in set_options and not self.tokens:
-            raise OptionError("{top} has no effect without {tokens}. Add {tokens}, or remove {top}")
-        if self.query_rows and not self.heads:
-            raise OptionError("{query_rows} has no effect without {heads}. Add {heads}, or remove {query_rows}")
         if self.heads and not self.query_rows and min(self.lengths) < MIN_FAR_LENGTH:
             raise OptionError(
                 "length {length} is too short for {heads}, whose top far rows see keys 32 or more tokens back. Use at "
                 "least {minimum} tokens",
                 length=min(self.lengths),
                 minimum=MIN_FAR_LENGTH,
-            )
-        if "lengths" in set_options and not {"distance", "values"} & {*self.parts} and not self.heads:
-            raise OptionError(
-                "{lengths} has no effect: only {heads} and the parts distance and values read texts. Remove {lengths}, "
-                "or add values to {parts}"
-            )
-        if self.embedding != "plain" and "weights" not in self.parts and not (self.tokens or self.pairs):
-            raise OptionError(
-                "{embedding} changes weights, tokens and pairs only. Remove {embedding}, or add weights to {parts}"
             )
         return self
 

@@ -4,11 +4,11 @@ from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from headscope.errors import OptionError, OptionName
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.columns import ANSWER_METRIC, MODEL, Column, Table, key
 from headscope.study.answer_options import HEADS_HELP, HeadNames, PositionNames
+from headscope.study.option_rules import Needs
 from probes.patching.schema import (
     DIRECTION,
     MAX_UNITS,
@@ -30,8 +30,21 @@ ALL_HEADS = ["all"]
 ALL_POSITIONS = [ALL_TOKENS]
 
 
+EXACT_ONLY = Needs(
+    "mlps=recomputed together sender_positions!=all receiver_positions!=all",
+    "method=exact|auto",
+    "estimates are of direct paths to one head, at all positions",
+)
+
+
 class PathsOptions(PairOptions):
     """Path patching: change what one head receives from one earlier head, or the logits from one head."""
+
+    option_rules = (
+        EXACT_ONLY,
+        Needs("together receivers receiver_positions", "through!=logits", "paths lead to the logits only"),
+        Needs("together", "receivers!=all"),
+    )
 
     senders: HeadNames = Field(
         ALL_HEADS, min_length=1, description=f"heads that paths start from, such as L18H6; all; {HEADS_HELP}"
@@ -92,23 +105,12 @@ class PathsOptions(PairOptions):
 
     @property
     def needs_exact(self) -> bool:
-        return super().needs_exact or self._has_no_gradient or bool(self._exact_options)
+        return super().needs_exact or self._has_no_gradient or bool(EXACT_ONLY.set_options(self))
 
     @property
     def _has_no_gradient(self) -> bool:
         """Whether the metric's gradient is 0 in a run that is patched."""
         return self.metric == "kl" and "noising" in self.directions
-
-    @property
-    def _exact_options(self) -> list[str]:
-        """The options that are set of what only exact patches do."""
-        is_set = {
-            "mlps": self.mlps == "recomputed",
-            "together": self.together,
-            "sender_positions": self.sender_positions != ALL_POSITIONS,
-            "receiver_positions": self.receiver_positions != ALL_POSITIONS,
-        }
-        return [name for name in is_set if is_set[name]]
 
     @model_validator(mode="after")
     def _check_gradient(self) -> Self:
@@ -117,29 +119,6 @@ class PathsOptions(PairOptions):
                 "kl cannot be estimated for noising: its gradient is 0 in the clean run. Use method exact, or another "
                 "metric"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_exact(self) -> Self:
-        if self._exact_options and self.method in ("estimate", "verify"):
-            raise OptionError(
-                "{option} is for method exact, not {value}: estimates are of direct paths to one head, at all "
-                "positions. Use method exact, or remove {option}",
-                option=OptionName(self._exact_options[0]),
-                value=self.method,
-            )
-        if self.together and (self.receivers == ALL_HEADS or self.through == ["logits"]):
-            raise OptionError("{together} is for named receivers. Name {receivers} and q, k or v, or remove {together}")
-        return self
-
-    @model_validator(mode="after")
-    def _refuse_unused_receivers(self) -> Self:
-        for name in ("receivers", "receiver_positions"):
-            if self.through == ["logits"] and name in self.model_fields_set:
-                raise OptionError(
-                    "{option} has no effect here: paths lead to the logits only. Remove {option}",
-                    option=OptionName(name),
-                )
         return self
 
 
