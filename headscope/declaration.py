@@ -41,11 +41,14 @@ FROM_SCORES: Mapping[str, str] = {
     "model_columns": "headscope.results.scores.score_model_columns",
     "questions": "headscope.results.scores.score_questions",
     "results": "headscope.results.scores.score_results",
+    "head_results": "headscope.results.scores.score_head_results",
     "charts": "headscope.rendering.score_charts.score_charts",
     "overview_cards": "headscope.rendering.score_charts.score_cards",
     "overview": "headscope.rendering.score_overview.score_overview",
 }
 """The parts that follow from `scores`, and the functions that form them. Those that a probe has itself are added."""
+OWN_FIRST = frozenset({"questions", "results", "head_results"})
+"""The parts in which what a probe has itself precedes what follows from its scores; in the others it comes after."""
 
 
 class Declaration:
@@ -164,7 +167,10 @@ def _with_scores(part: str, place: str, own: Callable[..., Any] | None) -> Calla
 
     def method(self: Declaration, *arguments: Any, **keywords: Any) -> Any:
         derived = getattr(import_module(module), name)(self, *arguments, **keywords)
-        return derived if own is None else _join(derived, own(self, *arguments, **keywords))
+        if own is None:
+            return derived
+        added = own(self, *arguments, **keywords)
+        return [*added, *derived] if part in OWN_FIRST else _join(derived, added)
 
     method.__name__ = part
     return method

@@ -26,13 +26,11 @@ from headscope.measures.logit_attribution import AttributionByPosition
 from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.rendering import assembly
-from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study.config import build_study
-from probes.attribution import report, results
-from probes.attribution.answers.schema import ANSWER_STATISTIC
-from probes.attribution.schema import STATISTIC_NAME
+from probes.attribution import PROBE, report
+from probes.attribution.scores import SCORES
 from probes.weights.run import circuit_rows
 
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
@@ -237,7 +235,7 @@ def test_findings_and_charts_show_the_numbers(tmp_path: Path) -> None:
     run: Run = synthetic_run(tmp_path, layers=3)
     base = run.heads[run.heads["model"] == "base"]
     best = base.loc[base["next_token_attribution"].idxmax()]
-    by_question = {(r.question, r.where.get("which")): r for r in results.results(run) if r.model == "base"}
+    by_question = {(r.question, r.where.get("which")): r for r in PROBE.results(run) if r.model == "base"}
     highest = by_question["attribution.extreme", "highest"]
     assert (highest.layer, highest.head) == (best["layer"], best["head"])
     assert highest.value == best["next_token_attribution"]
@@ -249,11 +247,11 @@ def test_findings_and_charts_show_the_numbers(tmp_path: Path) -> None:
     assert np.mean([*logit.by_sample.values()]) == pytest.approx(logit.value)
     titles = {chart.figure.layout.title.text for chart in report.head_charts(run, "base", 2, 3)}
     assert "Direct logit attribution of layer 2, head 3" in titles
-    ranks, ranks_of_answer = results.head_results(run, "base", 2, 3)
-    labels = [statistic(name).label for name in (STATISTIC_NAME, ANSWER_STATISTIC)]
+    ranks, ranks_of_answer = PROBE.head_results(run, "base", 2, 3)
+    labels = [score.statistic.label for score in SCORES]
     assert [result.where["statistic"] for result in (ranks, ranks_of_answer)] == labels
     assert {ranks.question, ranks_of_answer.question} == {"heads.ranks"}
-    counts = {group.heading: len([*group.charts]) for group in report.charts(assembly.render_context(run))}
+    counts = {group.heading: len([*group.charts]) for group in PROBE.charts(assembly.render_context(run))}
     assert counts == {
         "Contribution of each head to the next token's logit": 2,
         "Terms of the logit by layer": 1,

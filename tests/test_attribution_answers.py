@@ -31,7 +31,7 @@ from headscope.results.result import Result
 from headscope.results.words import headline, sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
-from probes.attribution import report, results
+from probes.attribution import PROBE, report
 from probes.attribution.answers.run import answer_parts
 
 FAMILIES = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3", "olmo2", "gpt_neox", "qwen2")
@@ -188,7 +188,7 @@ def test_means_over_pairs_have_intervals(pair_run: Run) -> None:
     row = pair_run.heads.set_index(["layer", "head"]).loc[(2, 1)]
     assert row["answer_attribution"] == pytest.approx(one["contribution"].mean(), rel=1e-5)
     assert row["answer_attribution_low"] < row["answer_attribution"] < row["answer_attribution_high"]
-    by_question = {(r.question, r.where.get("which")): r for r in results.results(pair_run)}
+    by_question = {(r.question, r.where.get("which")): r for r in PROBE.results(pair_run)}
     answer = by_question["attribution.answer", None]
     terms = [answer.details[name] for name in ("heads", "mlps", "embedding", "biases")]
     assert answer.value == pytest.approx(sum(terms), abs=1e-5)
@@ -216,9 +216,9 @@ def test_a_prompt_without_an_answer_has_a_row_for_every_token(tiny: Path) -> Non
 
 
 def test_charts_show_the_sum_at_the_end(pair_run: Run) -> None:
-    groups = {group.heading: [*group.charts] for group in report.charts(assembly.render_context(pair_run))}
+    groups = {group.heading: [*group.charts] for group in PROBE.charts(assembly.render_context(pair_run))}
     stream, components, rows = (chart.figure for chart in groups["What each layer adds to the answer"])
-    answer = next(r for r in results.results(pair_run) if r.question == "attribution.answer")
+    answer = next(r for r in PROBE.results(pair_run) if r.question == "attribution.answer")
     line = next(trace for trace in stream.data if trace.name == "base")
     assert line.y[-1] == pytest.approx(answer.value, abs=1e-5)
     assert len(line.y) == 2 * families.LAYERS + 1
@@ -265,7 +265,7 @@ def pairs_measured(folder: Path, pairs: list[dict[str, Any]], *models: Path, **o
 
 def results_of(run: Run) -> Results:
     by_question: Results = {}
-    for result in results.results(run):
+    for result in PROBE.results(run):
         assert sentence(result)
         assert headline(result)
         place = result.question.removeprefix("attribution."), result.where.get("which")
@@ -298,7 +298,7 @@ def test_a_prompt_that_the_model_does_not_answer_is_stored_and_left_out_of_all_m
     for which, value in (("highest", means.max()), ("lowest", means.min())):
         (result,) = found["answer_extreme", which]
         assert (result.value, result.n) == (pytest.approx(value, rel=1e-5), len(COUNTED))
-    groups = {group.heading: [*group.charts] for group in report.charts(assembly.render_context(failing_run))}
+    groups = {group.heading: [*group.charts] for group in PROBE.charts(assembly.render_context(failing_run))}
     stream = groups["What each layer adds to the answer"][0].figure
     line = next(trace for trace in stream.data if trace.name == "tiny")
     assert line.y[-1] == pytest.approx(found["answer", None][0].value, abs=1e-5)
@@ -337,7 +337,7 @@ def test_if_no_prompt_counts_there_are_no_effects(tiny: Path) -> None:
     assert len(found["no_effects", None]) == 1
     assert ("answer", None) not in found
     assert "answer_attribution" not in run.heads or run.heads["answer_attribution"].isna().all()
-    assert all(not [*group.charts] for group in report.charts(assembly.render_context(run)))
+    assert all(not [*group.charts] for group in PROBE.charts(assembly.render_context(run)))
 
 
 def test_means_are_over_the_prompts_that_count_in_every_model(tiny: Path) -> None:

@@ -16,7 +16,7 @@ from headscope.results.result import Result
 from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.summary import model_table
-from probes.needle import plots, report
+from probes.needle import PROBE, plots, report
 from probes.needle import results as needle_results
 from probes.needle.analysis import (
     model_agreement,
@@ -48,7 +48,7 @@ def mean_scores(run: Run, model: str, **filters: object) -> pd.Series:
 
 def results(run: Run, question: str) -> list[Result]:
     """Results of the probe that answer a question."""
-    return [result for result in needle_results.results(run) if result.question == f"retrieval.{question}"]
+    return [result for result in PROBE.results(run) if result.question == f"retrieval.{question}"]
 
 
 def chart_titles(run: Run) -> set[str]:
@@ -125,7 +125,7 @@ def test_top_head_has_the_mean_over_trials_an_interval_for_the_choice_and_its_fo
 
 
 def test_keys_are_unique_and_every_result_has_a_sentence(run: Run) -> None:
-    every_result = [*needle_results.results(run)]
+    every_result = [*PROBE.results(run)]
     assert len({result.key for result in every_result}) == len(every_result)
     assert {result.model for result in every_result} == {"", *run.models}
     for result in every_result:

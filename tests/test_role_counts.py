@@ -15,7 +15,7 @@ from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 from probes.detectors.scores import SCORES
 from probes.needle.analysis import retrieval_summary, scores_by_group
-from probes.needle.head_columns import RETRIEVAL_THRESHOLD
+from probes.needle.scores import RETRIEVAL_THRESHOLD
 from probes.weights.results import _value_results as value_results
 
 EXAMPLES = Path(__file__).parents[1] / "headscope" / "examples"

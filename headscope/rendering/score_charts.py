@@ -39,9 +39,9 @@ def score_matrix(score: Score, context: RenderContext, label: str) -> Chart:
 
 
 def score_cards(probe: HasScores, context: RenderContext) -> Iterator[Card]:
-    """The top heads of every score whose role is a headline."""
+    """The top heads of every score whose role has a card."""
     for score in probe.scores():
-        if score.role and score.role.level == "headline":
+        if score.role and score.role.has_card:
             name, threshold = score.role.name, score.role.threshold
             answers = role_answers(score, context.run, context.heads, context.models)
             yield from top_heads_card(context, score.column, f"Which heads are {name} heads?", answers, name, threshold)

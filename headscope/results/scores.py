@@ -1,7 +1,8 @@
 """Scores of heads, declared once.
 
 From a `Score` follow its column of the per-head table with the interval, its statistic, and if they are declared the
-role of its heads and the question of its top head, with their results. `headscope.rendering.score_charts` draws it.
+role of its heads, the questions of its top head and of its extremes with their results, and the rank of a head.
+`headscope.rendering.score_charts` draws it.
 """
 
 import math
@@ -15,8 +16,9 @@ import pandas as pd
 
 from headscope.results.head_results import kept_role_results, role_questions, role_results, top_head_result
 from headscope.results.questions import Level, Question
+from headscope.results.ranks import head_ranks
 from headscope.results.result import Result, Scalar
-from headscope.results.samples import Limits
+from headscope.results.samples import Limits, extreme_head_result
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Role, Statistic, exceeds
 from headscope.runs.run import Run
@@ -33,7 +35,8 @@ class ScoreRole:
     meaning: str
     threshold: float
     level: Level = "detail"
-    """A headline has a card on the overview, and says which heads of the first model keep the role in the others."""
+    has_card: bool = False
+    """Whether the overview has a card of its heads. Results then say which of the first model keep it in the others."""
 
     @property
     def area(self) -> str:
@@ -57,6 +60,13 @@ class Score:
     role: ScoreRole | None = None
     top: Question | None = None
     """The question of the head with the largest mean; without one there is no such result."""
+    extremes: Question | None = None
+    """The question of the heads with the largest and the smallest mean: `which` is "highest" or "lowest"."""
+    is_ranked: bool = False
+    """Whether results about one head state its rank."""
+    results_by: str = ""
+    """A column of the rows, such as that of prompt sets: each of its values has results of its own, with it as a
+    condition."""
     where: Mapping[str, Scalar] = field(default_factory=dict)
     """Conditions of its results besides the context length."""
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -177,33 +187,46 @@ def score_model_columns(probe: HasScores, run: RunTables) -> pd.DataFrame | None
 
 
 def score_questions(probe: HasScores) -> list[Question]:
-    """The questions of roles and of top heads; scores may share one."""
-    questions = [
-        entry for role in _roles(probe) for entry in role_questions(role.area, role.name, role.meaning, role.level)
-    ]
-    questions += [score.top for score in probe.scores() if score.top]
+    """The questions of roles, top heads and extremes; scores may share one."""
+    questions = [question for score in probe.scores() for question in _questions(score)]
     return [*{question.name: question for question in questions}.values()]
 
 
+def _questions(score: Score) -> Iterator[Question]:
+    if role := score.role:
+        yield from role_questions(role.area, role.name, role.meaning, role.level)
+    yield from filter(None, (score.top, score.extremes))
+
+
 def score_results(probe: HasScores, run: Run) -> Iterator[Result]:
-    """How many heads of each model have a role, which of the first model keep it, and the top head of every score."""
+    """How many heads of each model have a role, which of the first model keep it, and the top and extreme heads."""
     models = default_models(run)
     for score in probe.scores():
         yield from role_answers(score, run, run.heads, models)
-        rows = _measured_rows(score, run)
-        for label in models if score.top and rows is not None else ():
-            yield from _top_head(score, rows[rows["model"] == label])  # type: ignore[index]
+        for rows in _rows_of_results(score, run, models) if score.top or score.extremes else ():
+            yield from _top_head(score, rows)
+            yield from _extreme_heads(score, rows)
 
 
 def role_answers(score: Score, run: Run, heads: pd.DataFrame, models: Iterable[str]) -> Iterator[Result]:
-    """How many of these heads of each model have the role of a score; for a headline also how many keep it."""
+    """How many of these heads of each model have the role of a score; for one with a card also how many keep it."""
     rows = _measured_rows(score, run)
     if score.role is None or rows is None:
         return
     by_model = {str(label): _conditions(score, of_model) for label, of_model in rows.groupby("model")}
     conditions = {label: by_model[label] for label in models if label in by_model}
-    for answer in (role_results, kept_role_results) if score.role.level == "headline" else (role_results,):
+    for answer in (role_results, kept_role_results) if score.role.has_card else (role_results,):
         yield from answer(score.role.area, heads, conditions, score.column, score.role.threshold)
+
+
+def _rows_of_results(score: Score, run: Run, models: Iterable[str]) -> Iterator[pd.DataFrame]:
+    """The rows of each part of the samples that has results of its own and each model."""
+    rows = _measured_rows(score, run)
+    if rows is None:
+        return
+    groups: Any = rows.groupby(score.results_by, sort=False) if score.results_by else [("", rows)]
+    for _, part in groups:
+        yield from (of_model for label in models if len(of_model := part[part["model"] == label]))
 
 
 def _top_head(score: Score, rows: pd.DataFrame) -> Iterator[Result]:
@@ -221,14 +244,40 @@ def _top_head(score: Score, rows: pd.DataFrame) -> Iterator[Result]:
     yield replace(top, details={**top.details, **details})
 
 
+def _extreme_heads(score: Score, rows: pd.DataFrame) -> Iterator[Result]:
+    """The heads with the largest and the smallest score, from the rows of one model."""
+    if score.extremes is None:
+        return
+    heads, samples = _head_column(score, rows).reset_index(), rows["doc"].nunique()
+    for which in ("highest", "lowest"):
+        yield extreme_head_result(
+            score.extremes.name,
+            heads,
+            score.column,
+            samples,
+            score.limits,
+            which == "lowest",
+            where={**_conditions(score, rows), "which": which},
+            details=dict(score.details),
+        )
+
+
+def score_head_results(probe: HasScores, run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
+    """The rank of a head in each model, by every score that is declared so."""
+    for score in probe.scores():
+        if score.is_ranked:
+            yield from head_ranks(run, score.column, layer, head)
+
+
 def _conditions(score: Score, rows: pd.DataFrame) -> dict[str, Scalar]:
     """The conditions of the results of one model."""
     length = {"context_length": int(rows["context_length"].iloc[0])} if "context_length" in rows else {}
-    return {**score.where, **length}
+    part = {score.results_by: str(rows[score.results_by].iloc[0])} if score.results_by else {}
+    return {**score.where, **length, **part}
 
 
 def _measured_rows(score: Score, run: RunTables) -> pd.DataFrame | None:
-    rows = score.rows(run)
+    rows = run.derived(score.rows)
     return None if rows is None or rows.empty else rows
 
 

@@ -16,10 +16,7 @@ class Attribution(Probe):
     group = "Causes"
     order = 28
     example = "headscope attribution --model base=smollm2-135m --length 2048"
-    parts = (
-        "options runner tables statistics=schema.STATISTICS head_columns questions results head_results glossary "
-        "charts head_charts"
-    )
+    parts = "options runner tables scores questions results glossary charts head_charts"
 
 
 PROBE = Attribution()

@@ -18,15 +18,6 @@ QUESTIONS = (
         number=",.0f",
     ),
     Question(
-        name="attribution.extreme",
-        sentence="In {model}, {unit} has the {which} direct logit attribution of the next token: {value}",
-        headline="{which:capital} direct logit attribution: {unit}, {value}",
-        number="+.3f",
-        value_unit="logits",
-        samples="documents",
-        level="headline",
-    ),
-    Question(
         name="attribution.answer",
         sentence="In {model}, {prompts}: the logit of the answer is above {compared} by {value}. Direct terms: "
         "{heads:+.2f} from heads, {mlps:+.2f} from MLPs and other layer terms, {embedding:+.2f} from the embedding and "
@@ -53,15 +44,6 @@ QUESTIONS = (
         name="attribution.answer_layer",
         sentence="In {model}, {prompts}: of all layers, the {component} adds most to the logit of the answer: {value}",
         headline="{prompts}: {component} adds most to the answer, {value}",
-        number="+.3f",
-        value_unit="logits",
-        samples="pairs",
-        level="headline",
-    ),
-    Question(
-        name="attribution.answer_extreme",
-        sentence="In {model}, {prompts}: {unit} has the {which} direct logit attribution of the answer: {value}",
-        headline="{prompts}: {which} direct logit attribution of the answer: {unit}, {value}",
         number="+.3f",
         value_unit="logits",
         samples="pairs",

@@ -3,15 +3,12 @@
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from headscope.plots import head_matrices as head_figures
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
-from headscope.rendering.statistic_charts import comparison_chart, model_panels
-from headscope.rendering.text import describe_extremes
+from headscope.rendering.statistic_charts import model_panels
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
 from probes.attribution import PROBE, plots
 from probes.attribution.answers import report as answers
-from probes.attribution.schema import STATISTIC_NAME
 
 GLOSSARY = (
     Term(
@@ -27,8 +24,7 @@ GLOSSARY = (
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
-    """What every head adds to the next token's logit, and all terms of that logit; the same of answers."""
-    yield ChartGroup(PROBE.title, "Contribution of each head to the next token's logit", _head_charts(context))
+    """All terms of the next token's logit, and the same of answers."""
     yield ChartGroup(PROBE.title, "Terms of the logit by layer", _part_charts(context))
     yield from answers.charts(context, PROBE.title)
 
@@ -53,19 +49,6 @@ def _position_chart(run: Run, models: Sequence[str], layer: int, head: int) -> S
         half_width=True,
     )
     return [chart]
-
-
-def _head_charts(context: RenderContext) -> Iterator[Chart]:
-    labels = list(context.finite_values(STATISTIC_NAME))
-    for label in labels[:1]:
-        yield Chart(
-            head_figures.plot_matrix(context.heads, STATISTIC_NAME, label, context.scale_heads),
-            "One cell per head; layer 0 is at the bottom. Direct contribution to the logit of the next token, minus "
-            "the mean over the vocabulary.",
-            describe_extremes(context.heads, STATISTIC_NAME, label),
-        )
-    if len(labels) > 1:
-        yield comparison_chart(context.heads, STATISTIC_NAME, labels[0])
 
 
 def _part_charts(context: RenderContext) -> Iterator[Chart]:

@@ -1,7 +1,6 @@
-"""Options, stored tables and per-head statistic of the attribution probe."""
+"""Options and stored tables of the attribution probe, and the mean over the positions of its rows."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Self
 
 import pandas as pd
@@ -9,7 +8,6 @@ from pydantic import Field, model_validator
 
 from headscope.errors import OptionError
 from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH
-from headscope.runs.column_metadata import Statistic
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.answer_options import PromptSetOptions
 from headscope.study.config import MAX_PROMPT_TOKENS, Lengths, PromptOptions
@@ -132,22 +130,6 @@ ATTRIBUTION_PARTS = Table(
 )
 
 TABLES = (ATTRIBUTION, ATTRIBUTION_PARTS, *answers.TABLES)
-
-STATISTIC_NAME = "next_token_attribution"
-
-STATISTICS: Mapping[str, Statistic] = MappingProxyType(
-    {
-        STATISTIC_NAME: Statistic(
-            "direct logit attribution (next token)",
-            "logits",
-            "what the head adds directly to the logit of the next token, minus the mean over the vocabulary, averaged "
-            "over positions at the longest length; negative if the head lowers the logit",
-            formula="(z_h W_h) · g ∘ (U_y − mean U) / scale of the final norm",
-            number_format="+.3f",
-        ),
-        **answers.STATISTICS,
-    }
-)
 
 
 def mean_over_positions(rows: pd.DataFrame, *group_columns: str) -> pd.Series:

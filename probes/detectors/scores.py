@@ -69,6 +69,7 @@ def _random_token_score(kind: str) -> Score:
             meaning=f"more than half of the weight on {TARGETS[kind]}, {where}",
             threshold=THRESHOLD,
             level="headline" if kind == "induction" else "detail",
+            has_card=kind == "induction",
         ),
         top=top_of_role(role, "sequences"),
         heading="Scores of each head on a repeated random token sequence",

@@ -18,10 +18,7 @@ class Imported(Probe):
     function = "import_scores"
     takes = ("models",)
     example = "headscope import --model base=smollm2-135m --file scores.json"
-    parts = (
-        "options runner tables statistics=schema.STATISTICS head_columns=schema.head_statistics "
-        "questions=results.QUESTIONS results charts"
-    )
+    parts = "options runner tables scores questions=results.QUESTIONS results charts"
 
 
 PROBE = Imported()

@@ -15,7 +15,7 @@ from headscope.plugin_api import (
 )
 from headscope.runs.column_metadata import statistic
 from probes.imported import PROBE
-from probes.imported.schema import NAME, correlations
+from probes.imported.scores import NAME, correlations
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:

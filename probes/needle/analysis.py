@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from headscope.runs.aggregation import (
     plain_types,
     wilson_interval,
 )
-from headscope.runs.column_metadata import exceeds
+from headscope.runs.column_metadata import Statistic, exceeds
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
-from probes.needle.head_columns import RETRIEVAL_THRESHOLD, head_statistics, retrieval_rows
+from probes.needle.scores import RETRIEVAL_THRESHOLD
+from probes.needle.trial_rows import retrieval_rows, trial_names
 
 MODE_LABELS = {"strict": "needles", "indirect": "paraphrased needles", "wu": "needles, as Wu et al. count"}
 """Name of the needles of each mode in sentences, in display order."""
@@ -30,8 +32,6 @@ PUBLISHED_SHARES = {"above": (0.03, 0.06), "zero": (0.45, 0.73)}
 """Range over the models of Wu et al. 2024: share of heads with a score above 0.1 and with a score of exactly 0."""
 TOP_COUNT = 10
 """Top heads of each ranking whose overlap is reported."""
-VARIANTS = {"strict": "", "indirect": "paraphrased questions", "wu": "copies counted as by Wu et al."}
-"""What distinguishes the trials of each mode in a sentence."""
 AGREEMENT_COLUMNS = ["first", "second", "spearman", "low", "high", "overlap", "top", "heads"]
 DETECTOR_PAIRS = (
     ("retrieval", "needle_write"),
@@ -50,6 +50,21 @@ ABLATION_SWEEP = Sweep(
     keys=("model", "mode", "intervention"), sample="trial", value="success", units=("heads", "size"), is_share=True
 )
 """Success with heads ablated, see `ablation_sweeps`."""
+
+
+STATISTICS: Mapping[str, Statistic] = MappingProxyType(
+    {
+        "retrieval_success": Statistic("retrieval success", "", "share of trials in which the model states the needle"),
+        "retrieval_success_indirect": Statistic(
+            "retrieval success, paraphrased questions",
+            "",
+            "share of trials with paraphrased questions in which the model states the needle",
+        ),
+        "retrieval_success_wu": Statistic(
+            "retrieval success (Wu et al.)", "", "share of trials in which the model states the needle, in mode wu"
+        ),
+    }
+)
 
 
 def present_modes(needles: pd.DataFrame) -> list[str]:
@@ -98,20 +113,15 @@ def retrieval_summary(run: Run) -> pd.DataFrame:
 
 
 def model_statistics(run: RunTables) -> pd.DataFrame | None:
-    """Columns by model: `retrieval_success` of each mode with its interval, and the number of `retrieval_heads`."""
+    """Columns by model: `retrieval_success` of each mode with its interval."""
     if "needles" not in run.tables:
         return None
     trials = plain_types(run.table("needles"))
-    columns: list[pd.DataFrame | pd.Series] = []
+    columns = []
     for mode in present_modes(trials):
         rates = success_rates(trials[trials["mode"] == mode], ["model"])[["share", "low", "high"]]
         name = retrieval_column(mode, "retrieval_success")
         columns.append(rates.set_axis([name, f"{name}_low", f"{name}_high"], axis=1))
-    heads = head_statistics(run)
-    if heads is not None and "retrieval" in heads:
-        scores = heads["retrieval"].dropna()
-        retrieval_heads = exceeds(scores, RETRIEVAL_THRESHOLD).groupby("model").sum()
-        columns.append(retrieval_heads.astype("float64").rename("retrieval_heads"))
     return pd.concat(columns, axis=1)
 
 
@@ -125,22 +135,6 @@ def _control_counts(needles: pd.DataFrame, label: str) -> dict[str, int]:
 def retrieval_column(mode: str, name: str = "retrieval") -> str:
     """The column of the per-head table with the scores of a mode, or of the per-model table with its success."""
     return name if mode == "strict" else f"{name}_{mode}"
-
-
-def trial_names(trials: pd.DataFrame) -> list[str]:
-    """A name of each trial that is the same in every run: needle, context length, depth and haystack."""
-    keys = [trials[name].astype(str) for name in ("needle", "context_length", "depth", "doc")]
-    return [", ".join(names) for names in zip(*keys, strict=True)]
-
-
-def trial_scores(run: Run, model: str, mode: str, rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """A value in the successful trials of a model and mode: one row per head (layer, head), one column per trial.
-
-    `rows` are `retrieval_rows` or `attribution_rows`.
-    """
-    block = rows[rows["success"] & (rows["mode"] == mode) & (rows["model"] == model)]
-    scores = block.pivot(index=["layer", "head"], columns="trial", values=value)
-    return scores.set_axis(trial_names(run.table("needles").iloc[scores.columns]), axis=1)
 
 
 def detector_agreement(heads: pd.DataFrame) -> pd.DataFrame:

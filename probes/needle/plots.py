@@ -11,7 +11,7 @@ from headscope.plots import axes, head_scatter, shapes, style
 from headscope.rendering.text import format_percent
 from headscope.runs.column_metadata import capitalise, statistic
 from probes.needle.analysis import seed_columns, success_rates
-from probes.needle.head_columns import RETRIEVAL_THRESHOLD
+from probes.needle.scores import RETRIEVAL_THRESHOLD
 
 SHARE_TICKS = {"tickvals": [0, 0.2, 0.4, 0.6, 0.8, 1], "ticktext": ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"]}
 """Plotly settings of the ticks of a share; plotly's own format of per cent has no space."""

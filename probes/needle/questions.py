@@ -1,8 +1,7 @@
-"""Questions of the needle probe: success, the heads that retrieve, agreement of their scores, and their ablation."""
+"""Questions of the needle probe: success, shares of heads, agreement of their scores, and their ablation."""
 
-from headscope.results.head_results import role_questions
 from headscope.results.questions import Question
-from probes.needle.head_columns import RETRIEVAL_THRESHOLD
+from probes.needle.scores import RETRIEVAL_THRESHOLD
 
 MAX_SUPPORTED_SIZE = 16
 """Largest number of ablated heads at which the claim of Wu et al. is judged [ours]."""
@@ -31,19 +30,9 @@ QUESTIONS = (
         level="warning",
     ),
     Question(
-        name="retrieval.top_head",
-        sentence="The top retrieval head of {model}[ with {variant}] is {unit}, which copies {value} of the needle in "
-        "successful trials[; next are {next:percent}]",
-        headline="Top retrieval head[ with {variant}]: {unit} copies {value}",
-        number="percent",
-        samples="trials",
-        level="headline",
-    ),
-    Question(
         name="retrieval.control_score",
         sentence="Without the needle (control), the largest retrieval score of a head of {model} is {number:.3f}",
     ),
-    *role_questions("retrieval", "retrieval", f"score above {RETRIEVAL_THRESHOLD}"),
     *(
         Question(
             name=f"retrieval.{name}",
@@ -80,14 +69,6 @@ QUESTIONS = (
         "top {top} heads in common",
         number=".2f",
         samples="heads",
-    ),
-    Question(
-        name="retrieval.attribution",
-        sentence="In {model}, attribution through the needle[ with {variant}] is largest for {unit}: {value}[; next "
-        "are {next:+.2f}]",
-        number="+.2f",
-        value_unit="logits",
-        samples="trials",
     ),
     Question(
         name="retrieval.ablated_success",

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from headscope.plots import head_scatter
-from headscope.rendering.blocks import Card, Chart, ChartGroup, RenderContext, Term
-from headscope.rendering.statistic_charts import matrix_panels, model_panels, top_heads_card
+from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
+from headscope.rendering.statistic_charts import matrix_panels, model_panels
 from headscope.runs.run import Run
 from probes.needle import PROBE, analysis, plots
 from probes.needle.analysis import DETECTOR_PAIRS, scores_by_seed, seed_columns
-from probes.needle.head_columns import RETRIEVAL_THRESHOLD, retrieval_rows
-from probes.needle.results import retrieval_heads
+from probes.needle.scores import RETRIEVAL_THRESHOLD
 from probes.needle.trial_explorer import success_map_chart
+from probes.needle.trial_rows import retrieval_rows
 
 GLOSSARY = (
     Term(
@@ -58,13 +58,6 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
         yield ChartGroup(PROBE.title, "Retrieval scores of heads", _retrieval_charts(context))
         yield ChartGroup(PROBE.title, "Attribution through the needle", _attribution_charts(context))
         yield ChartGroup(PROBE.title, "Ablation of retrieval heads", _ablation_charts(context))
-
-
-def overview_cards(context: RenderContext) -> Iterator[Card]:
-    """The retrieval heads, and whether they keep their role under each model."""
-    question = "Which heads retrieve, and under which models?"
-    results = retrieval_heads(context.heads, context.models)
-    yield from top_heads_card(context, "retrieval", question, results, "retrieval", RETRIEVAL_THRESHOLD)
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:

@@ -1,10 +1,10 @@
-"""Results of the needle probe: success, retrieval heads, agreement of their scores, ablation, and one head.
+"""Results of the needle probe that no score has: success, agreement of scores, ablation, and those about one head.
 
 The claim of Wu et al. 2024 is about ablated retrieval heads. Its thresholds are ours.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_result
 from headscope.rendering.blocks import Overview
 from headscope.rendering.text import head_mask
-from headscope.results.head_results import kept_role_results, role_results, top_head_result
 from headscope.results.ranks import head_ranks
 from headscope.results.result import Bound, Result
 from headscope.results.samples import head_result, share_result
@@ -26,13 +25,14 @@ from headscope.runs.aggregation import difference_interval
 from headscope.runs.column_metadata import exceeds, statistic
 from headscope.runs.run import Run
 from probes.needle import analysis
-from probes.needle.analysis import MODE_LABELS, PUBLISHED_SHARES, VARIANTS
-from probes.needle.head_columns import RETRIEVAL_THRESHOLD, attribution_rows, retrieval_rows
+from probes.needle.analysis import MODE_LABELS, PUBLISHED_SHARES
 from probes.needle.questions import MAX_SUPPORTED_SIZE
+from probes.needle.scores import RETRIEVAL_THRESHOLD, VARIANTS
+from probes.needle.trial_rows import trial_names
 
 
 def results(run: Run) -> Iterator[Result]:
-    """Success and heads of each model, agreement of haystacks, detectors and models, and ablation.
+    """Success and shares of heads of each model, agreement of haystacks, detectors and models, and ablation.
 
     A run without trials has no results.
     """
@@ -45,30 +45,27 @@ def results(run: Run) -> Iterator[Result]:
         yield from _control_results(row)
     if "retrieval" in run.heads:
         yield from _score_results(run)
-    if "needle_attribution" in run.tables:
-        yield from _attribution_results(run)
     if "needle_ablation" in run.tables:
         yield from ablation_results(run)
 
 
 def _success_results(run: Run, row: dict[Any, Any]) -> Iterator[Result]:
-    """The success of a model in the trials of a mode, its top retrieval head, and the shares of heads that copy."""
+    """The success of a model in the trials of a mode, and the shares of heads that copy."""
     model, mode = row["model"], row["mode"]
     fields: dict[str, Any] = {"model": model, "where": {"mode": mode}}
     variant = {"variant": VARIANTS[mode]}
     trials = run.table("needles")
     trials = trials[(trials["model"] == model) & (trials["mode"] == mode)]
-    successes = trials["success"].set_axis(analysis.trial_names(trials))
+    successes = trials["success"].set_axis(trial_names(trials))
     yield share_result("retrieval.success", successes, details=variant, **fields)
     if not row["successes"]:
         yield Result(question="retrieval.no_success", n=row["trials"], details=variant, **fields)
         return
-    scores = analysis.trial_scores(run, model, mode, run.derived(retrieval_rows), "score")
-    yield top_head_result("retrieval.top_head", scores, 0, 1, details=variant, **fields)
+    scored = int(run.heads.loc[run.heads["model"] == model, analysis.retrieval_column(mode)].count())
     for name in ("above", "zero"):
         published = _published(row[name], name) if mode != "indirect" else {}  # Wu et al. hide literal needles.
         yield Result(
-            question=f"retrieval.share_{name}", value=row[name], n=len(scores), details=variant | published, **fields
+            question=f"retrieval.share_{name}", value=row[name], n=scored, details=variant | published, **fields
         )
 
 
@@ -90,8 +87,7 @@ def _control_results(row: dict[Any, Any]) -> Iterator[Result]:
 
 
 def _score_results(run: Run) -> Iterator[Result]:
-    """Heads and KV groups with the role, and the agreement of their scores between haystacks, detectors and models."""
-    yield from retrieval_heads(run.heads, run.models)
+    """KV groups with a retrieval head, and the agreement of scores between haystacks, detectors and models."""
     for label, groups in analysis.scores_by_group(run.heads).groupby("model", observed=True):
         count = int(exceeds(groups["max"], RETRIEVAL_THRESHOLD).sum())
         yield Result(question="retrieval.kv_groups", model=str(label), value=count, n=len(groups))
@@ -104,13 +100,6 @@ def _score_results(run: Run) -> Iterator[Result]:
         yield _agreement("detector", row, labels, model=row["model"], where=where)
     for row in _compared(analysis.model_agreement(run.heads)):
         yield _agreement("model", row, where={"first": row["first"], "second": row["second"]})
-
-
-def retrieval_heads(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Result]:
-    """The number of retrieval heads of each model, and how many of the first keep the role, by the per-head table."""
-    conditions: dict[str, dict[str, Any]] = {label: {"mode": "strict"} for label in models}
-    for answer in (role_results, kept_role_results):
-        yield from answer("retrieval", heads, conditions, "retrieval", RETRIEVAL_THRESHOLD)
 
 
 def _compared(table: pd.DataFrame) -> list[dict[Any, Any]]:
@@ -129,17 +118,6 @@ def _agreement(kind: str, row: dict[Any, Any], labels: Mapping[str, str] | None 
         details={"overlap": row["overlap"], "top": row["top"], **(labels or {})},
         **fields,
     )
-
-
-def _attribution_results(run: Run) -> Iterator[Result]:
-    """The head of each model with the largest direct logit attribution through the needle."""
-    rows = run.derived(attribution_rows)
-    for mode in ("strict", "indirect"):
-        for label in run.models:
-            values = analysis.trial_scores(run, label, mode, rows, "net")
-            if len(values):
-                details, where = {"variant": VARIANTS[mode]}, {"mode": mode}
-                yield top_head_result("retrieval.attribution", values, model=label, details=details, where=where)
 
 
 def ablation_results(run: Run) -> Iterator[Result]:

@@ -39,8 +39,8 @@ from probes.needle.generation import (
     generate_answers,
     rouge1_recall,
 )
-from probes.needle.head_columns import rank_heads
 from probes.needle.schema import NeedleOptions
+from probes.needle.trial_rows import rank_heads
 
 log = logging.getLogger("headscope")
 

@@ -6,17 +6,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.plots import head_matrices, style
+from headscope.plots import style
 from headscope.plots.selector import combine_figures, describe_choices, first_choices
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext
-from headscope.rendering.statistic_charts import comparison_chart
-from headscope.rendering.text import describe_extremes, to_visible_line
+from headscope.rendering.text import to_visible_line
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
 from probes.attribution.answers import plots
 from probes.attribution.answers.analysis import add_stages, parts_at_answer, sets_of
-from probes.attribution.answers.schema import ANSWER_HEADS, ANSWER_PARTS, ANSWER_STATISTIC, ANSWER_TOKENS
+from probes.attribution.answers.schema import ANSWER_HEADS, ANSWER_PARTS, ANSWER_TOKENS
 
 STREAM_CAPTION = (
     "What the residual stream gives to the answer after each stage, with the final norm frozen at its scale at the "
@@ -34,11 +33,10 @@ ROW_CAPTION = (
 
 
 def charts(context: RenderContext, chapter: str) -> Iterator[ChartGroup]:
-    """The answer's logit along the residual stream, by component and by row, and what every head adds."""
+    """The answer's logit along the residual stream, by component and by row."""
     if ANSWER_PARTS.name not in context.run.tables:
         return
     yield ChartGroup(chapter, "What each layer adds to the answer", _stream_charts(context))
-    yield ChartGroup(chapter, "What each head adds to the answer", _head_charts(context))
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
@@ -86,19 +84,6 @@ def _row_chart(run: Run, model: str, prompts: str) -> Chart:
         figures[pair] = plots.plot_rows(grid, tokens, title, cells)
     menu = describe_choices(len(shown), len(pairs), "prompts")
     return Chart(combine_figures(figures, "prompt"), ROW_CAPTION + menu, half_width=True)
-
-
-def _head_charts(context: RenderContext) -> Iterator[Chart]:
-    labels = list(context.finite_values(ANSWER_STATISTIC))
-    for label in labels[:1]:
-        yield Chart(
-            head_matrices.plot_matrix(context.heads, ANSWER_STATISTIC, label, context.scale_heads),
-            "One cell per head; layer 0 is at the bottom. Direct contribution to the answer in the last row of the "
-            "prompt, mean over pairs.",
-            describe_extremes(context.heads, ANSWER_STATISTIC, label),
-        )
-    if len(labels) > 1:
-        yield comparison_chart(context.heads, ANSWER_STATISTIC, labels[0])
 
 
 def _tokens(run: Run, model: str, prompts: str, pair: str) -> pd.DataFrame:

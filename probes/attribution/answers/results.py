@@ -10,8 +10,8 @@ from headscope.effects.prompts import MAX_SUBSETS, prompts_that_count
 from headscope.heads import format_head
 from headscope.results.answers import answer_results
 from headscope.results.result import Result
-from headscope.results.samples import allow_for_choice, extreme_head_result, mean_result
-from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types
+from headscope.results.samples import allow_for_choice, mean_result
+from headscope.runs.aggregation import plain_types
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 from probes.attribution.answers.analysis import (
@@ -24,14 +24,14 @@ from probes.attribution.answers.analysis import (
     sets_of,
     stage_name,
 )
-from probes.attribution.answers.schema import ANSWER_PARTS, ANSWER_STATISTIC, ANSWER_TOKENS
+from probes.attribution.answers.schema import ANSWER_PARTS, ANSWER_TOKENS
 
 NO_LIMITS = (-math.inf, math.inf)
 COMPARED = {True: "that of the wrong answer", False: "the mean logit of the vocabulary"}
 
 
 def results(run: Run) -> Iterator[Result]:
-    """The logit of the answers of each model and set, and the heads and layers that add most and least to it."""
+    """The logit of the answers of each model and set and of each prompt, and the layer that adds most to it."""
     if ANSWER_PARTS.name not in run.tables:
         return
     metrics = run.derived(prompt_metrics)
@@ -45,7 +45,6 @@ def results(run: Run) -> Iterator[Result]:
         yield from _prompt_results(parts, of_set, COMPARED[has_wrong], place)
         yield _logit_result(parts, COMPARED[has_wrong], place)
         yield _layer_result(parts, place)
-        yield from _head_results(of_set, prompts)
 
 
 def _prompt_results(parts: pd.DataFrame, heads: pd.DataFrame, compared: str, place: dict[str, Any]) -> Iterator[Result]:
@@ -85,19 +84,3 @@ def _layer_result(parts: pd.DataFrame, place: dict[str, Any]) -> Result:
     details = {"component": stage_name(stage).replace(" ", " of layer ")}
     result = mean_result("attribution.answer_layer", pd.Series(table.loc[stage]), details=details, **place)
     return allow_for_choice(result, len(table), NO_LIMITS)
-
-
-def _head_results(rows: pd.DataFrame, prompts: str) -> Iterator[Result]:
-    values = rows.rename(columns={"pair": "doc"}).set_index([*HEAD_KEYS, "doc"])["contribution"]
-    heads = mean_with_interval(values, ANSWER_STATISTIC).reset_index()
-    for which in ("highest", "lowest"):
-        where = {"prompts": prompts, "which": which}
-        yield extreme_head_result(
-            "attribution.answer_extreme",
-            heads,
-            ANSWER_STATISTIC,
-            rows["pair"].nunique(),
-            NO_LIMITS,
-            which == "lowest",
-            where=where,
-        )

@@ -1,8 +1,5 @@
-"""Stored tables and per-head statistic of the attribution of answers."""
+"""Stored tables of the attribution of answers."""
 
-from collections.abc import Mapping
-
-from headscope.runs.column_metadata import Statistic
 from headscope.runs.columns import GROUP, HEAD, IS_COUNTED, LAYER, MODEL, Column, Table, key
 
 PROMPTS = key("prompts", "label", "", "set of prompts: a generated set, the name of a file, or prompt", None)
@@ -68,16 +65,3 @@ ANSWER_TOKENS = Table(
     describes_inputs=True,
 )
 TABLES = (ANSWER_HEADS, ANSWER_PARTS, ANSWER_TOKENS)
-
-ANSWER_STATISTIC = "answer_attribution"
-STATISTICS: Mapping[str, Statistic] = {
-    ANSWER_STATISTIC: Statistic(
-        "direct logit attribution (answer)",
-        "logits",
-        "what the head adds directly to the logit of the answer minus that of the wrong answer, in the last row of the "
-        "prompt, mean over the pairs of all sets that count in every model (is_counted); negative if the head favours "
-        "the wrong answer",
-        formula="(z_h W_h) · g ∘ (U_answer − U_wrong) / scale of the final norm",
-        number_format="+.3f",
-    )
-}
