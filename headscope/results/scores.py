@@ -56,7 +56,8 @@ class Score:
     """Whether `value` is a natural logarithm: the column is then exp of its mean, within `limits`."""
     role: ScoreRole | None = None
     top: Question | None = None
-    """The question of the head with the largest mean; without one there is no such result."""
+    """The question of the head with the largest mean; without one there is no such result. Its sentence may state the
+    `median` of the heads' means."""
     where: Mapping[str, Scalar] = field(default_factory=dict)
     """Conditions of its results besides the context length."""
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -211,7 +212,7 @@ def _top_head(score: Score, rows: pd.DataFrame) -> Iterator[Result]:
     values = rows.pivot(index=["layer", "head"], columns="doc", values="value").dropna()
     if score.top is None or values.empty:
         return
-    details = dict(score.details)
+    details = {"median": float(values.mean(axis=1).median()), **score.details}
     top = top_head_result(
         score.top.name, values, *score.limits, model=rows["model"].iloc[0], where=_conditions(score, rows)
     )
@@ -228,7 +229,7 @@ def _conditions(score: Score, rows: pd.DataFrame) -> dict[str, Scalar]:
 
 
 def _measured_rows(score: Score, run: RunTables) -> pd.DataFrame | None:
-    rows = score.rows(run)
+    rows = run.derived(score.rows)
     return None if rows is None or rows.empty else rows
 
 
