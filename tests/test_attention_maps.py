@@ -19,7 +19,7 @@ from headscope.rendering import assembly
 from headscope.runs.arrow import decode_map, encode_map
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
-from probes.patterns import analysis, lens, maps, report, results, similarity
+from probes.patterns import PROBE, analysis, lens, maps, report, results, similarity
 
 
 def eager_map(alpha: Tensor, size: int) -> Tensor:
@@ -160,7 +160,7 @@ def test_a_run_of_maps_alone_is_combined_with_shorter_rows_of_the_same_models(ru
     count = families.LAYERS * families.HEADS
     counts = [{"model": label, "attention maps": count} for label in ("base", "yarn")]
     assert results.overview(alone).data.to_dict("records") == counts
-    assert [(result.model, result.value) for result in results.results(alone)] == [("base", count), ("yarn", count)]
+    assert [(result.model, result.value) for result in PROBE.results(alone)] == [("base", count), ("yarn", count)]
     gallery, *_ = [chart for group in report.charts(assembly.render_context(alone)) for chart in group.charts]
     assert gallery.figure.layout.title.text.endswith("base")
     combined = combine_runs([rows, alone])

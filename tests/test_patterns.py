@@ -40,7 +40,7 @@ from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
 from headscope.study.config import build_study
 from headscope.study.runner import run_study as run_study
-from probes.patterns import analysis, report, results
+from probes.patterns import PROBE, analysis, report, results
 from probes.patterns.run import collect_top_keys
 
 KEYS = 5
@@ -400,7 +400,7 @@ def test_a_prompt_lists_the_heads_that_attend_most_and_the_prompt_with_their_wei
     rows = run.top_keys[run.top_keys["key"] == key if key is not None else run.top_keys["key"] > 0]
     rows = rows[rows["query"] == query] if query is not None else rows
     expected = rows.groupby(["layer", "head"])["weight"].max().nlargest(5)
-    listed = [result for result in results.results(run) if result.question == "patterns.prompt"]
+    listed = [result for result in PROBE.results(run) if result.question == "patterns.prompt"]
     assert [result.value for result in listed] == pytest.approx([*expected])
     assert len({result.key for result in listed}) == len(listed) == min(5, len(expected))
     first = listed[0]
@@ -455,7 +455,7 @@ def test_findings_and_charts_show_the_top_far_rows_without_markup(tmp_path: Path
     base = run.heads[run.heads["model"] == "base"]
     best = base.loc[base["far_weight"].idxmax()]
     at = int(best["layer"]), int(best["head"])
-    far_weight, example, _ = (result for result in results.results(run) if result.model == "base")
+    far_weight, example, _ = (result for result in PROBE.results(run) if result.model == "base")
     assert (far_weight.layer, far_weight.head, far_weight.value) == (*at, best["far_weight"])
     assert far_weight.n == 1
     rows = analysis.top_far_rows(run, "base", *at)

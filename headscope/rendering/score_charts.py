@@ -3,10 +3,8 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from headscope.plots.head_matrices import plot_matrix
 from headscope.rendering.blocks import Card, Chart, ChartGroup, RenderContext
-from headscope.rendering.statistic_charts import comparison_chart, top_heads_card
-from headscope.rendering.text import describe_extremes
+from headscope.rendering.statistic_charts import comparison_chart, matrix_chart, top_heads_card
 from headscope.results.scores import HasScores, Score, role_answers
 
 
@@ -21,21 +19,10 @@ def _charts(scores: Sequence[Score], context: RenderContext) -> Iterator[Chart]:
     models = {score.column: [*context.finite_values(score.column)] for score in scores}
     for score in scores:
         for label in models[score.column][:1]:
-            yield score_matrix(score, context, label)
+            yield matrix_chart(context.heads, score.column, label, context.scale_heads, score.caption)
     for score in scores:
         if len(models[score.column]) > 1:
             yield comparison_chart(context.heads, score.column, models[score.column][0])
-
-
-def score_matrix(score: Score, context: RenderContext, label: str) -> Chart:
-    """The score of every head of one model."""
-    shown = score.caption or f"{score.statistic.title}: {score.statistic.meaning}."
-    return Chart(
-        plot_matrix(context.heads, score.column, label, context.scale_heads),
-        f"One cell per head; the first layer is at the bottom. {shown}",
-        describe_extremes(context.heads, score.column, label),
-        half_width=True,
-    )
 
 
 def score_cards(probe: HasScores, context: RenderContext) -> Iterator[Card]:

@@ -15,7 +15,7 @@ from headscope.rendering.text import describe_extremes
 from headscope.results.head_results import TOP_HEADS
 from headscope.results.result import Result
 from headscope.results.words import answers
-from headscope.runs.column_metadata import exceeds, format_number, parse_column
+from headscope.runs.column_metadata import exceeds, format_number, parse_column, statistic
 
 
 def model_panels(charts: Iterable[tuple[str, Chart]]) -> Iterator[Chart]:
@@ -36,6 +36,19 @@ def model_panels(charts: Iterable[tuple[str, Chart]]) -> Iterator[Chart]:
         first.caption,
         " ".join(f"{label}: {chart.summary}" for label, chart in by_model.items() if chart.summary),
         cell_links=next((chart.cell_links for chart in by_model.values() if chart.cell_links), first.cell_links),
+    )
+
+
+def matrix_chart(
+    heads: pd.DataFrame, statistic_name: str, model: str, scale_heads: pd.DataFrame | None = None, caption: str = ""
+) -> Chart:
+    """The statistic of every head of a model. The default caption is its meaning."""
+    stat = statistic(statistic_name)
+    return Chart(
+        head_figures.plot_matrix(heads, statistic_name, model, scale_heads),
+        f"One cell per head; the first layer is at the bottom. {caption or f'{stat.title}: {stat.meaning}.'}",
+        describe_extremes(heads, statistic_name, model),
+        half_width=True,
     )
 
 

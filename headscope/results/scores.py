@@ -59,7 +59,8 @@ class Score:
     """Whether `value` is a natural logarithm: the column is then exp of its mean, within `limits`."""
     role: ScoreRole | None = None
     top: Question | None = None
-    """The question of the head with the largest mean; without one there is no such result."""
+    """The question of the head with the largest mean; without one there is no such result. Its sentence may state the
+    `median` of the heads' means."""
     extremes: Question | None = None
     """The question of the heads with the largest and the smallest mean: `which` is "highest" or "lowest"."""
     is_ranked: bool = False
@@ -234,7 +235,7 @@ def _top_head(score: Score, rows: pd.DataFrame) -> Iterator[Result]:
     values = rows.pivot(index=["layer", "head"], columns="doc", values="value").dropna()
     if score.top is None or values.empty:
         return
-    details = dict(score.details)
+    details = {"median": float(values.mean(axis=1).median()), **score.details}
     top = top_head_result(
         score.top.name, values, *score.limits, model=rows["model"].iloc[0], where=_conditions(score, rows)
     )

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from headscope.plots.head_matrices import plot_matrix
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
-from headscope.rendering.text import describe_extremes
+from headscope.rendering.statistic_charts import matrix_chart
 from probes.ablation import PROBE
 from probes.ablation.analysis import STATISTICS
 from probes.ablation.schema import ABLATION
@@ -29,10 +28,5 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 def _matrix_charts(context: RenderContext) -> Iterator[Chart]:
     for column in STATISTICS:
         for label in list(context.finite_values(column))[:1]:
-            yield Chart(
-                plot_matrix(context.heads, column, label, context.scale_heads),
-                "One cell per head; layer 0 is at the bottom. Mean over prompts. Blue: the metric falls without the "
-                "head.",
-                describe_extremes(context.heads, column, label),
-                half_width=True,
-            )
+            caption = "Mean over prompts. Blue: the metric falls without the head."
+            yield matrix_chart(context.heads, column, label, context.scale_heads, caption)

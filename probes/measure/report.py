@@ -20,8 +20,8 @@ from headscope.plots.head_plot import HeadPlot
 from headscope.plots.style import ModelStyle, missing_data_reason, styles_of
 from headscope.rendering.assembly import training_steps
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext
-from headscope.rendering.statistic_charts import box_chart, comparison_chart, model_panels
-from headscope.rendering.text import describe_extremes, head_mask
+from headscope.rendering.statistic_charts import box_chart, comparison_chart, matrix_chart, model_panels
+from headscope.rendering.text import head_mask
 from headscope.runs.aggregation import rows_at_longest_length
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
@@ -56,20 +56,13 @@ def _length_charts(context: RenderContext) -> Iterator[Chart]:
     if name is None:
         return
     first = models[0]
-    yield Chart(
-        head_figures.plot_matrix(heads, name, first, context.scale_heads),
-        "One cell per head, with the first layer at the bottom. The colour scale is logarithmic: dark heads attend to "
-        "few tokens, bright heads to many.",
-        describe_extremes(heads, name, first),
-        half_width=True,
-    )
-    yield Chart(
-        head_figures.plot_matrix(heads, "growth", first, context.scale_heads),
+    caption = "The colour scale is logarithmic: dark heads attend to few tokens, bright heads to many."
+    yield matrix_chart(heads, name, first, context.scale_heads, caption)
+    caption = (
         "Slope of ln ESS₂ against the logarithm of the number of visible keys. Near 0 the effective length is "
-        "constant; near 1 it grows in proportion to the context.",
-        describe_extremes(heads, "growth", first),
-        half_width=True,
+        "constant; near 1 it grows in proportion to the context."
     )
+    yield matrix_chart(heads, "growth", first, context.scale_heads, caption)
     other_models = [label for label in models[1:] if heads.loc[heads["model"] == label, name].notna().any()]
     if other_models:
         yield comparison_chart(heads, name, first)

@@ -3,16 +3,13 @@
 Each table is sorted once per run, so a query costs as much as its result.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 
 from headscope.rendering.token_spans import TokenizedText
-from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
-from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
 
 MAX_FAR_ROWS = 8
@@ -22,30 +19,6 @@ MIN_ROW_DISTANCE = 8
 
 PatternKey = tuple[str, int, str, int, int]
 """Model, context length, document, layer and head."""
-
-STATISTICS: Mapping[str, Statistic] = MappingProxyType(
-    {
-        "far_weight": Statistic(
-            "top far weight",
-            "",
-            "mean over rows of the largest weight on a token that is neither the first nor within 32 tokens, at the "
-            "longest context length [ours]; high if the head singles out one token far back",
-            formula="mean max αᵢⱼ over j > 0, i − j ≥ 32",
-        )
-    }
-)
-
-
-def head_statistics(run: RunTables) -> pd.DataFrame | None:
-    """`far_weight` by (model, layer, head, kv_group) at the longest length, with its interval over documents."""
-    if "far_keys" not in run.tables:
-        return None
-    keys = [*HEAD_KEYS, "doc"]
-    rows = rows_at_longest_length(run.table("far_keys")[[*keys, "context_length", "weight"]])
-    # There are millions of rows, so only the means get plain types.
-    means = rows.astype({"weight": "float64"}).groupby(keys, observed=True)["weight"].mean()
-    means = plain_types(means.reset_index()).set_index(keys)["weight"].sort_index()
-    return mean_with_interval(means, "far_weight", 0, 1)
 
 
 @dataclass(frozen=True)

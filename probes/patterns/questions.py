@@ -4,14 +4,6 @@ from headscope.results.questions import Question
 
 QUESTIONS = (
     Question(
-        name="patterns.far_weight",
-        sentence="In {model}, {unit} attends most to single tokens far back: its top far weight is {value}; that of "
-        "the median head is {median:number}",
-        headline="{unit} attends most to single tokens far back: top far weight {value}",
-        samples="documents",
-        level="headline",
-    ),
-    Question(
         name="patterns.example",
         sentence="In {doc}, {unit} in {model} attends from “{query}” to “{key}”, {distance:,} tokens back, with weight "
         "{value}",

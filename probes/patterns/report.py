@@ -8,12 +8,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.plots import head_matrices as head_figures
 from headscope.plots import style
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
 from headscope.rendering.explorer_blocks import Passage
-from headscope.rendering.statistic_charts import comparison_chart
-from headscope.rendering.text import describe_extremes
 from headscope.rendering.token_spans import mark_token
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
@@ -40,9 +37,8 @@ GLOSSARY = (
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
-    """Maps of notable heads, the top far weight of every head under each model, and top far rows."""
+    """Maps of notable heads, and top far rows."""
     yield ChartGroup(PROBE.title, "Attention maps", _map_charts(context))
-    yield ChartGroup(PROBE.title, "Attention to single tokens far back", _far_weight_charts(context))
     yield ChartGroup(PROBE.title, "Top far rows", _far_row_charts(context))
 
 
@@ -58,19 +54,6 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Passage
     """All top far rows of the head, linked to the lens."""
     if "far_keys" in run.tables and len(run.rows("far_keys", layer=layer, head=head)) > CARD_ROWS:
         yield far_rows_table(run, model, layer, head)
-
-
-def _far_weight_charts(context: RenderContext) -> Iterator[Chart]:
-    labels = list(context.finite_values("far_weight"))
-    for label in labels[:1]:
-        yield Chart(
-            head_figures.plot_matrix(context.heads, "far_weight", label, context.scale_heads),
-            "One cell per head; layer 0 is at the bottom. Mean over sampled rows of the largest weight on a token "
-            "that is neither the first nor within 32 tokens.",
-            describe_extremes(context.heads, "far_weight", label),
-        )
-    if len(labels) > 1:
-        yield comparison_chart(context.heads, "far_weight", labels[0])
 
 
 def _map_charts(context: RenderContext) -> Iterator[Chart]:

@@ -1,4 +1,4 @@
-"""Results of attention patterns: the head that attends most to single tokens far back, with an example."""
+"""Results of attention patterns: examples of rows, and the number of stored maps."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,6 @@ from headscope.rendering.blocks import Overview
 from headscope.rendering.text import head_mask, heads_by_model
 from headscope.rendering.token_spans import mark_token
 from headscope.results.result import Result
-from headscope.results.samples import extreme_head_result
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 from probes.patterns import PROBE, prompt_rows
@@ -20,27 +19,14 @@ MAX_HEADS = 5
 
 
 def results(run: Run) -> Iterator[Result]:
-    """The strongest attention in a prompt; the head of each model with the largest top far weight, and an example; the
+    """The strongest attention in a prompt; an example of the head of each model with the largest top far weight; the
     number of stored maps."""
     for label in default_models(run):
         yield from prompt_rows.results(run, label)
-    has_far_keys = "far_weight" in run.heads and run.heads["far_weight"].notna().any()
-    for label in default_models(run) if has_far_keys else ():
+    for label in default_models(run):
         for _, heads in heads_by_model(run.heads[run.heads["model"] == label], "far_weight"):
-            rows = run.table("far_keys")
-            rows = rows[rows["model"] == label]
-            best = extreme_head_result(
-                "patterns.far_weight",
-                heads,
-                "far_weight",
-                rows["doc"].nunique(),
-                (0.0, 1.0),
-                where={"context_length": int(rows["context_length"].max())},
-                details={"median": float(heads["far_weight"].median())},
-            )
-            yield best
-            if best.layer is not None and best.head is not None:
-                yield from _example(run, label, best.layer, best.head)
+            for at in layers_and_heads(heads.nlargest(1, "far_weight")):
+                yield from _example(run, label, *at)
     for label, count in count_maps(run).items():
         yield Result(question="patterns.maps", value=count, model=label)
 

@@ -6,11 +6,9 @@ from itertools import groupby
 import numpy as np
 import pandas as pd
 
-from headscope.plots.head_matrices import plot_matrix
 from headscope.rendering.blocks import Block, Card, Chart, ChartGroup, RenderContext, Term
 from headscope.rendering.explorer_blocks import Passage, TextCell, passage_table
-from headscope.rendering.statistic_charts import comparison_chart, top_heads_card
-from headscope.rendering.text import describe_extremes
+from headscope.rendering.statistic_charts import comparison_chart, matrix_chart, top_heads_card
 from headscope.rendering.token_spans import TokenizedText, shaded_tokens
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
@@ -108,13 +106,8 @@ def heads_charts(
 ) -> Iterator[Chart]:
     """Mass and excess of all heads of a model for one pair of spans, and the heads with the largest mass."""
     for name in ("spans_mass", "spans_excess"):
-        yield Chart(
-            plot_matrix(heads, name, model, heads if scale_heads is None else scale_heads),
-            f"From {pair[0]} to {pair[1]}. One cell per head; layer 0 is at the bottom. {statistic(name).title}: "
-            f"{statistic(name).meaning}.",
-            describe_extremes(heads, name, model),
-            half_width=True,
-        )
+        caption = f"{statistic(name).title} from {pair[0]} to {pair[1]}: {statistic(name).meaning}."
+        yield matrix_chart(heads, name, model, scale_heads, caption)
     yield Chart(
         plots.plot_ranking(heads, model, pair),
         "The heads with the largest mass. Error bars: 95 % confidence interval over texts, each head by itself.",
@@ -133,12 +126,8 @@ def _pair_charts(context: RenderContext) -> Iterator[Chart]:
 
 def _group_charts(context: RenderContext) -> Iterator[Chart]:
     for label in context.finite_values("spans_auroc"):
-        yield Chart(
-            plot_matrix(context.heads, "spans_auroc", label, context.scale_heads),
-            f"One cell per head. {statistic('spans_auroc').title}: {statistic('spans_auroc').meaning}. 0.5: none.",
-            describe_extremes(context.heads, "spans_auroc", label),
-            half_width=True,
-        )
+        caption = f"{statistic('spans_auroc').title}: {statistic('spans_auroc').meaning}. 0.5: none."
+        yield matrix_chart(context.heads, "spans_auroc", label, context.scale_heads, caption)
         if (judged := context.run.derived(held_out, label)) is not None:
             is_second = second_group(context.run, label, head_scores(context.run, label))
             yield Chart(
@@ -163,12 +152,7 @@ def _steering_charts(context: RenderContext) -> Iterator[Chart]:
 
 def _generated_charts(context: RenderContext) -> Iterator[Chart]:
     for label in [*context.finite_values("lookback_ratio")][:1]:
-        yield Chart(
-            plot_matrix(context.heads, "lookback_ratio", label, context.scale_heads),
-            f"One cell per head. {statistic('lookback_ratio').title}: {statistic('lookback_ratio').meaning}.",
-            describe_extremes(context.heads, "lookback_ratio", label),
-            half_width=True,
-        )
+        yield matrix_chart(context.heads, "lookback_ratio", label, context.scale_heads)
     steps = context.table("span_steps")
     if steps is None:
         return

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from headscope.plots import head_matrices as head_figures
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term, TextBlock, TextTable
-from headscope.rendering.text import describe_extremes
+from headscope.rendering.statistic_charts import matrix_chart
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
@@ -79,13 +78,10 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 
 def _copying_charts(context: RenderContext) -> Iterator[Chart]:
     for label in list(context.finite_values("ov_copying"))[:1]:
-        yield Chart(
-            head_figures.plot_matrix(context.heads, "ov_copying", label),
-            "One cell per head; layer 0 is at the bottom. Token embeddings through the head's weights: red raises the "
-            "attended token's own logit, blue lowers it.",
-            describe_extremes(context.heads, "ov_copying", label),
-            half_width=True,
+        caption = (
+            "Token embeddings through the head's weights: red raises the attended token's own logit, blue lowers it."
         )
+        yield matrix_chart(context.heads, "ov_copying", label, context.scale_heads, caption)
         rows = context.heads[context.heads["model"] == label]
         for column in head_score_columns(rows):
             yield Chart(
