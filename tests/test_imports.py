@@ -157,7 +157,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "positions",
     },
     "callback": {"errors", "study"},
-    "bench": {"api", "positions", "process_memory", "prompts", "run", "runs", "study"},
+    "bench": {"api", "positions", "prompts", "run", "runs", "study"},
     "score_probe": {"attention", "probe", "rendering", "results", "runs", "study"},
 }
 """Folder or module of headscope -> those that it may import, also for types. `cli`, `reference` and `stub` may import
