@@ -90,6 +90,7 @@ class Declaration:
     `PLACES`."""
 
     def __init_subclass__(cls) -> None:
+        """Methods for the `parts`; for a probe with scores also the parts that follow from them."""
         for part, (module, name) in cls.part_places().items():
             setattr(cls, part, _part_at_place(part, module, name))
         if "scores" in vars(cls):

@@ -1,4 +1,4 @@
-"""A probe of one score of heads, of which only the score itself has to be written."""
+"""A probe of one score of heads: its author writes the declaration and the function that computes the score."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,27 +20,36 @@ if TYPE_CHECKING:
 
 
 class AttentionScoreProbe(Probe):
-    """A probe whose score of a head follows from what its layer attends in a text: one declaration and one function.
+    """A probe whose score of a head is a function of the attention record of its layer.
 
-    A subclass sets `name`, `title`, `summary` and the attributes below, and has the part `head_scores`. Options, table,
-    column with its interval over documents, results, charts and a glossary entry follow. The score of a head is its
-    mean over documents, at the longest context length.
+    A subclass sets `name`, `title`, `summary`, the attributes below and `parts = "head_scores=run.head_scores"`, the
+    place of the function. The name of its entry point equals `name`. Options, table, column with its interval over
+    documents, results, charts and a glossary entry follow. The score of a head is its mean over documents, at the
+    longest context length.
     """
 
     column: ClassVar[str]
     """The column of the per-head table."""
     label: ClassVar[str]
-    """What the score is called, in lower case, such as "query norm"."""
+    """Name of the score in lower case, such as "query norm"."""
     meaning: ClassVar[str]
-    """What the score is, in one clause."""
+    """Definition of the score, in one clause without a full stop."""
     unit: ClassVar[str] = ""
     limits: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     """Smallest and largest possible score, at which an interval ends."""
     formula: ClassVar[str] = ""
 
-    def head_scores(self, record: "AttentionRecord") -> "Tensor":
-        """The scores [heads] of one layer, from its queries, keys, values and masks over a whole text."""
-        raise NotImplementedError(f"probe '{self.name}' has no part 'head_scores'")
+    if TYPE_CHECKING:
+
+        def head_scores(self, record: "AttentionRecord") -> "Tensor":
+            """The scores [heads] of one layer, from its queries, keys, values and masks over a whole text."""
+            raise NotImplementedError
+
+    def __init__(self) -> None:
+        for name in ("name", "title", "summary", "column", "label", "meaning", "head_scores"):
+            if not hasattr(self, name):
+                where = "parts = 'head_scores=run.head_scores'" if name == "head_scores" else f"{name} = ..."
+                raise TypeError(f"class {type(self).__name__} has no '{name}'. Write {where}")
 
     def options(self) -> "type[Options]":
         from headscope.study.attention_scores import AttentionScoreOptions
@@ -48,9 +57,9 @@ class AttentionScoreProbe(Probe):
         return AttentionScoreOptions
 
     def runner(self) -> "Callable[[Any, StudyContext], ObservingRunner]":
-        from headscope.study.attention_scores import AttentionScoreRunner
+        from headscope.study.attention_scores import AttentionScoreRunner, ScoreFunction
 
-        return partial(AttentionScoreRunner, probe=self.name, head_scores=self.head_scores)
+        return partial(AttentionScoreRunner, function=ScoreFunction(self, self.head_scores, self.limits))
 
     def tables(self) -> "Sequence[Table]":
         from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table

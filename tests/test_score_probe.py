@@ -15,12 +15,17 @@ import pytest
 import torch
 from support.command_server import IMPORTS, serving
 from support.refusals import assert_names
+from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint, save_texts
 
 import headscope
-from headscope.errors import BadInput
+from headscope import plugins
+from headscope.errors import HeadscopeError
 from headscope.prompts.texts import load_token_documents
-from headscope.study.attention_scores import AttentionScoreObserver
+from headscope.runs.aggregation import HEAD_KEYS
+from headscope.runs.summary import head_table
+from headscope.score_probe import AttentionScoreProbe
+from headscope.study.attention_scores import ScoreFunction
 
 PACKAGES = Path(__file__).with_name("external_plugin")
 
@@ -81,18 +86,56 @@ def eager_value_norms(checkpoint: Path, texts: str, length: int, documents: int)
     return np.asarray(by_document).mean(0)
 
 
+class Odd(AttentionScoreProbe):
+    name = "odd"
+    title = summary = label = meaning = "odd"
+    column = "odd"
+
+    def head_scores(self, record: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def failing(record: Any) -> torch.Tensor:
+    return record.absent
+
+
 @pytest.mark.parametrize(
-    ("scores", "message"),
+    ("head_scores", "message"),
     [
-        (torch.zeros(3), r"returns shape \[3\] for layer 0. Return one number for each query head: shape \[4\]"),
-        (torch.tensor([1, 2, torch.nan, 4]), "the score of head 2 of layer 0 is nan. Return a finite number"),
+        (lambda record: torch.zeros(3), r"returns shape \[3\]. Return one number for each query head, .* shape \[4\]"),
+        (lambda record: 2.5, "returns float. Return one number for each query head"),
+        (lambda record: torch.tensor([1, 0, torch.nan, 0]), "the score of head 2 is nan. Return a finite number"),
+        (lambda record: torch.tensor([1, 1.5, 0, 0]), "the score of head 1 is 1.5. Return a finite number from 0 to 1"),
+        (failing, "part 'head_scores' fails with AttributeError"),
     ],
 )
-def test_a_score_of_a_wrong_shape_or_that_is_not_finite_is_refused_in_one_line(
-    scores: torch.Tensor, message: str
-) -> None:
-    observer = AttentionScoreObserver("odd", lambda record: scores, {})
+def test_what_the_function_of_a_score_may_not_return_is_refused_in_one_line(head_scores: Any, message: str) -> None:
+    """A score beyond its limits would have an interval without width."""
     record: Any = SimpleNamespace(q=torch.ones(4, 2, 8), layer=0)
-    with pytest.raises(BadInput, match=message) as refused:
-        observer._collect(record)
+    with pytest.raises(HeadscopeError, match=message) as refused:
+        ScoreFunction(Odd(), head_scores, (0.0, 1.0)).compute(record)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("missing", ["label", "column", "head_scores"])
+def test_a_declaration_of_a_score_without_a_name_that_it_needs_is_refused_when_it_is_made(missing: str) -> None:
+    class Incomplete(AttentionScoreProbe):
+        name = title = summary = label = meaning = column = "odd"
+        parts = "head_scores=run.head_scores"
+
+    delattr(Incomplete, missing)
+    with pytest.raises(TypeError, match=f"class Incomplete has no '{missing}'. Write"):
+        Incomplete()
+
+
+def test_a_column_whose_name_an_earlier_probe_uses_is_reported_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = synthetic_run(tmp_path, probes=("measure",))
+    columns = run.heads.drop(columns="value", errors="ignore").set_index(HEAD_KEYS)[["growth"]].astype("float64")
+    monkeypatch.setattr(plugins, "_reported", {})
+    tables = iter([(Odd(), columns), (Odd(), columns.assign(own=1.0))])
+    monkeypatch.setattr(plugins, "call_parts", lambda part, *arguments: tables)
+    table = head_table(run)
+    assert [*table] == [*HEAD_KEYS, "growth", "own"]
+    assert "probe 'odd': column 'growth' is left out: the name is already used. Rename it" in caplog.text

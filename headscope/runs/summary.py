@@ -4,12 +4,14 @@ Every probe adds its columns; this module joins them. A statistic is computed wi
 over documents (see `aggregation`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 
 from headscope import plugins
+from headscope.declaration import Declaration
+from headscope.errors import BrokenProbe
 from headscope.estimates import method_column
 from headscope.model_identity import Comparison, ModelIdentity
 from headscope.runs.aggregation import HEAD_KEYS
@@ -48,7 +50,7 @@ def head_table(run: RunTables) -> pd.DataFrame:
     `headscope.runs.column_metadata` has labels, units and meanings; the confidence interval of a column is
     <column>_low .. <column>_high.
     """
-    blocks = [columns for _, columns in plugins.call_parts(ColumnParts.head_columns, run) if columns is not None]
+    blocks = [*_new_columns(plugins.call_parts(ColumnParts.head_columns, run), HEAD_KEYS)]
     if not blocks:
         return pd.DataFrame(columns=HEAD_KEYS)
     wide: pd.DataFrame = pd.concat(blocks, axis=1).reset_index()
@@ -56,12 +58,25 @@ def head_table(run: RunTables) -> pd.DataFrame:
     return wide.sort_values(HEAD_KEYS, ignore_index=True).copy()  # one block per type: rows are selected twice as fast
 
 
+def _new_columns(
+    tables: Iterable[tuple[Declaration, pd.DataFrame | None]], keys: Sequence[str]
+) -> Iterator[pd.DataFrame]:
+    """The columns of every probe. Those with a name that an earlier probe has used are reported and left out."""
+    used = {*keys}
+    for probe, columns in tables:
+        if columns is not None:
+            for name in used & {*columns}:
+                fault = f"probe '{probe.name}': column '{name}' is left out: the name is already used. Rename it"
+                plugins.report_broken(BrokenProbe(fault))
+            yield (new := columns[[name for name in columns if name not in used]])
+            used |= {*new}
+
+
 def model_table(run: RunTables) -> pd.DataFrame:
     """One row per model, in the order of the study, with the columns of every probe."""
     rows = pd.DataFrame(index=pd.Index([], name="model", dtype="str"))
-    for _, columns in plugins.call_parts(ColumnParts.model_columns, run):
-        if columns is not None:
-            rows = rows.join(columns, how="outer")
+    for columns in _new_columns(plugins.call_parts(ColumnParts.model_columns, run), ["model"]):
+        rows = rows.join(columns, how="outer")
     return rows.reindex(run.models).rename_axis("model").reset_index()
 
 

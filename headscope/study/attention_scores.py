@@ -1,12 +1,16 @@
-"""Runs a score of heads that is a function of the attention record of a layer."""
+"""Runner of probes whose score of a head is a function of the attention record of its layer."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
 from torch import Tensor
 
+from headscope import plugins
 from headscope.attention.record import AttentionRecord
+from headscope.declaration import Declaration
 from headscope.errors import BadInput
 from headscope.forward.capture import CapturedLayers
 from headscope.forward.observe import FinishedPass
@@ -17,11 +21,37 @@ from headscope.study.cells import ObservingRunner, PassCell, TextPass, document_
 from headscope.study.config import Lengths, Options
 from headscope.study.context import StudyContext
 
-HeadScores = Callable[[AttentionRecord], Tensor]
+
+@dataclass(frozen=True)
+class ScoreFunction:
+    """The function of a probe that computes the scores of the heads of a layer, and the range of a score."""
+
+    probe: Declaration
+    head_scores: Callable[[AttentionRecord], Tensor]
+    limits: tuple[float, float]
+
+    def compute(self, record: AttentionRecord) -> list[float]:
+        """The score of every head. Raises BrokenProbe if the function fails, BadInput for what it may not return."""
+        scores = plugins.call_guarded(self.probe, "head_scores", self.head_scores, record)
+        place, (heads, *_) = f"probe '{self.probe.name}', layer {record.layer}", record.q.shape
+        if not isinstance(scores, Tensor) or scores.shape != (heads,):
+            kind = f"shape {[*scores.shape]}" if isinstance(scores, Tensor) else type(scores).__name__
+            raise BadInput(
+                f"{place}: 'head_scores' returns {kind}. Return one number for each query head, a tensor of shape "
+                f"[{heads}]"
+            )
+        low, high = self.limits
+        for head, score in enumerate(values := scores.float().tolist()):
+            if not (math.isfinite(score) and low <= score <= high):
+                raise BadInput(
+                    f"{place}: the score of head {head} is {score:g}. Return a finite number from {low:g} to {high:g} "
+                    "for every head, or change 'limits'"
+                )
+        return values
 
 
 class AttentionScoreOptions(Options):
-    """Where to measure the score of heads."""
+    """Context lengths at which the score of heads is computed."""
 
     lengths: Lengths = Field(default=[256], description="context lengths in tokens")
 
@@ -29,8 +59,8 @@ class AttentionScoreOptions(Options):
 class AttentionScoreRunner(ObservingRunner):
     """Cells: each document of each model at each context length. It only observes, so its passes are shared."""
 
-    def __init__(self, options: AttentionScoreOptions, context: StudyContext, probe: str, head_scores: HeadScores):
-        self.options, self.context, self.probe, self.head_scores = options, context, probe, head_scores
+    def __init__(self, options: AttentionScoreOptions, context: StudyContext, function: ScoreFunction):
+        self.options, self.context, self.function = options, context, function
 
     def cells(self) -> list[PassCell]:
         return [
@@ -52,7 +82,7 @@ class AttentionScoreRunner(ObservingRunner):
     def observer(self, cell: PassCell, model: Model, ids: Tensor) -> "AttentionScoreObserver":
         document, length = document_of(cell, self._documents)
         keys = {"model": cell.model, "context_length": length, "doc": document.name}
-        return AttentionScoreObserver(self.probe, self.head_scores, keys)
+        return AttentionScoreObserver(self.function, keys)
 
     def _documents(self, label: str) -> Sequence[TokenDocument]:
         return self.context.documents(label, max(self.options.lengths))
@@ -62,29 +92,14 @@ class AttentionScoreObserver:
     """Collects the scores of the heads of every layer during one pass."""
 
     needs_whole_text = True
-    """A function of a record sees all rows of the text at once."""
+    """Whether a pass must not be split: the function sees all rows at once."""
 
-    def __init__(self, probe: str, head_scores: HeadScores, keys: Mapping[str, Any]):
-        self.probe, self.head_scores, self.keys = probe, head_scores, keys
+    def __init__(self, function: ScoreFunction, keys: Mapping[str, Any]):
+        self.function, self.keys = function, keys
         self._scores: dict[int, list[float]] = {}
 
     def listen(self, layers: CapturedLayers) -> None:
-        layers.listen(self._collect)
-
-    def _collect(self, record: AttentionRecord) -> None:
-        scores = self.head_scores(record)
-        if scores.shape != (heads := record.q.shape[:1]):
-            raise BadInput(
-                f"probe '{self.probe}': 'head_scores' returns shape {[*scores.shape]} for layer {record.layer}. Return "
-                f"one number for each query head: shape {[*heads]}"
-            )
-        if not scores.isfinite().all():
-            head = int((~scores.isfinite()).nonzero()[0])
-            raise BadInput(
-                f"probe '{self.probe}': the score of head {head} of layer {record.layer} is {scores[head].item()}. "
-                "Return a finite number for every head"
-            )
-        self._scores[record.layer] = scores.float().tolist()
+        layers.listen(lambda record: self._scores.update({record.layer: self.function.compute(record)}))
 
     def tables(self, finished_pass: FinishedPass) -> dict[str, Rows]:
         """The rows of all heads."""
@@ -96,4 +111,4 @@ class AttentionScoreObserver:
             "kv_group": [geometry.kv_group(layer, head) for layer, head, _ in rows],
             "value": [value for _, _, value in rows],
         }
-        return {self.probe: {**self.keys, **columns}}
+        return {self.function.probe.name: {**self.keys, **columns}}

@@ -52,7 +52,7 @@ class Cell(Generic[Work]):
     id: str
     model: str = ""
     cost: float = 1.0
-    work: Work = None  # type: ignore[assignment]  # of cells that are all alike
+    work: Work = None  # type: ignore[assignment]  # None: the runner needs no further data
 
     @property
     def prerequisites(self) -> tuple[str, ...]:
@@ -69,7 +69,6 @@ class PassCell(Cell[Work]):
 
 def document_of(cell: PassCell, documents: Callable[[str], "Sequence[TokenDocument]"]) -> "tuple[TokenDocument, int]":
     """The document that a cell's shared pass reads, and the length of the pass; `documents(label)` are the probe's."""
-    assert cell.model is not None
     return documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
 

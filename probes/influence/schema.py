@@ -8,7 +8,7 @@ from headscope.ablation_names import NOT_OF_DOCUMENTS, kinds_help
 from headscope.heads import HeadSet, format_head
 from headscope.runs.columns import DOC, GROUP, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.config import Options
-from headscope.study.option_rules import Excludes
+from headscope.study.option_rules import Excludes, Needs
 from probes.influence import bands
 
 MAX_UNITS = 1_000_000
@@ -18,7 +18,13 @@ MAX_UNITS = 1_000_000
 class InfluenceOptions(Options):
     """Head influence: change of the loss when the position parameters of one unit are reset or the unit is ablated."""
 
-    option_rules = (Excludes("heads", "unit=group"),)
+    option_rules = (
+        Excludes("heads", "unit=group"),
+        Needs("depths needles", "objectives=answer", "they place the facts that the answers are about"),
+        Needs("verify_top verify_random", "method=verify"),
+        Needs("estimate_order", "method=estimate|verify"),
+        Needs("draws", "curve", "random sets are beside those of the curve"),
+    )
 
     models: list[str] | None = Field(None, min_length=1, description="labels of the models to sweep; default all")
     lengths: list[Annotated[int, Field(ge=2)]] = Field([1024], min_length=1, description="context lengths in tokens")
