@@ -26,7 +26,8 @@ def as_text(value: Any) -> str:
 def as_flags(section: str, values: Values) -> list[str]:
     names = {name: ENGINE if (section, name) == (ENGINE, "name") else name.replace("_", "-") for name in values}
     return [
-        f"--{names[name]}" if value is True else f"--{names[name]}={as_text(value)}" for name, value in values.items()
+        f"--{'' if value else 'no-'}{names[name]}" if isinstance(value, bool) else f"--{names[name]}={as_text(value)}"
+        for name, value in values.items()
     ]
 
 

@@ -34,7 +34,7 @@ class AblationOptions(MultilineOptions, AnswerOptions):
         Needs("prompt", "answer", "the text that continues it, with its leading space"),
         Excludes("answer wrong template", "pairs", "pairs have prompts and answers of their own"),
         Excludes("wrong", "metric=logprob|kl|nll|rank", "{wrong} is for logit_diff and prob_diff"),
-        Needs("random_sets!=0", "heads!=all", "random sets are a control for named heads"),
+        Needs("random_sets", "heads!=all", "random sets are a control for named heads"),
         Needs("draws", "kinds=resample"),
         Excludes("kinds=resample", "prompt", "resample takes head outputs from other prompts, of {pairs}"),
     )

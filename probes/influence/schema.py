@@ -20,10 +20,10 @@ class InfluenceOptions(Options):
 
     option_rules = (
         Excludes("heads", "unit=group"),
-        Needs("depths needles", "objectives=answer", "they place the facts that the answers are about"),
+        Needs("depths needles", "objectives=answer", "the facts are what the answers are about"),
         Needs("verify_top verify_random", "method=verify"),
         Needs("estimate_order", "method=estimate|verify"),
-        Needs("draws", "curve", "random sets are beside those of the curve"),
+        Needs("draws", "curve", "random sets stand beside those of the curve"),
     )
 
     models: list[str] | None = Field(None, min_length=1, description="labels of the models to sweep; default all")

@@ -17,6 +17,7 @@ ENGINE = "engine"
 EXAMPLES: Mapping[str, list[Any]] = {
     "ablate_top": [[2]],
     "heads": [["L0H1"]],
+    "estimate_order": [1],
     "influence.heads": [{"a": ["L0H1"]}],
     "needle.heads": ["heads.json"],
     "orders": [["far-mass"], ["random"]],
@@ -59,7 +60,7 @@ def candidates(section: str, term: Term) -> list[Any]:
         return [*values, *([value] if isinstance(default, list) else value for value in named)]
     plain = [*literal_values(field.annotation), *named]
     if not plain:
-        plain = [True] if bool in types else [(first or 1) + 1] if types & {int, float} else ["text"]
+        plain = [True, False] if bool in types else [(first or 1) + 1] if types & {int, float} else ["text"]
     values = [*dict.fromkeys(plain)]
     return [[value] for value in values] if list in types and not isinstance(default, int) else values
 
