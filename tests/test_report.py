@@ -205,8 +205,6 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
     windowed = run.positions["layer"] % 2 == 1
     kept = run.positions["log_theta"].mask(windowed, run.positions["log_theta_base"])
     run._frames["positions"] = run.positions.assign(log_theta=kept)
-    every_row = results_of(run, "length.sinks", layers="sliding-window")  # as a run of an earlier version has it
-    assert [result.model for result in every_row if "all rows" in result.details["sink_rows"]] == ["base", "yarn"]
     run._frames["attention"] = run.attention.assign(population=run.attention["population"] + windowed_rows(run))
     run._derived.clear()
     (unchanged,) = results_of(run, "positions.windowed_layers")
@@ -220,7 +218,6 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
         (sinks,) = results_of(run, "length.sinks", "base", window_label)
         assert (sinks.details["count"], sinks.n) == ((rows["sink_mass"] > 0.5).sum(), len(rows))
         assert bool(sinks.details["sink_rows"]) == (window_label == "sliding-window")
-        assert "all rows" not in sinks.details["sink_rows"]
         (growth,) = results_of(run, "growth.median", "base", window_label)
         assert (growth.value, growth.n) == (pytest.approx(rows["growth"].median()), len(rows))
         assert bool(growth.details["growth_limit"]) == (window_label == "sliding-window")

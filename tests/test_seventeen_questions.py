@@ -184,7 +184,7 @@ def figure_titled(page: Page, title: str) -> Locator:
 def test_which_head_retrieves_best_and_does_it_survive(page: Page):
     scores = scores_over_trials()
     (layer, head), best = scores["base"].idxmax(), scores["base"].max()
-    text = card(page, "Which heads retrieve")
+    text = card(page, "Which heads are retrieval heads?")
     count = int((scores["base"] > 0.1).sum())
     assert_names(text, f"{count} in base", "270 heads", f"L{layer}H{head} ({best:.2f})")
     top = scores["base"].nlargest(6).index
