@@ -141,7 +141,8 @@ def test_exact_patches_equal_hooks_written_by_hand(family: str, activation: Part
             module = places[layer]
             assert module is not None
             expected = by_hand(model, pair, module, activation == "resid_pre", direction, span)
-            assert value == pytest.approx(expected, abs=1e-5 * max(1, difference))
+            # Processors round differently: up to 1.4e-5 with the sinks and experts of gpt_oss.
+            assert value == pytest.approx(expected, abs=2e-5 * max(1, difference))
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "gpt_oss", "lfm2"])

@@ -455,7 +455,8 @@ def test_findings_and_charts_show_the_top_far_rows_without_markup(tmp_path: Path
     base = run.heads[run.heads["model"] == "base"]
     best = base.loc[base["far_weight"].idxmax()]
     at = int(best["layer"]), int(best["head"])
-    far_weight, example, _ = (result for result in PROBE.results(run) if result.model == "base")
+    by_question = {result.question: result for result in PROBE.results(run) if result.model == "base"}
+    far_weight, example = by_question["patterns.far_weight"], by_question["patterns.example"]
     assert (far_weight.layer, far_weight.head, far_weight.value) == (*at, best["far_weight"])
     assert far_weight.n == 1
     rows = analysis.top_far_rows(run, "base", *at)

@@ -644,7 +644,7 @@ def lab(
 def assert_null_is_kept(run: Run) -> None:
     """Fail if an interval excludes 0 although the two models compute the same function of the same tokens."""
     models = {model["label"]: model for model in run.manifest["models"]}
-    differences = run.findings().query("question == 'loss.difference' and low.notna()")
+    differences = notebook.findings(run).query("question == 'loss.difference' and low.notna()")
     for difference in differences.itertuples():
         pair = [models[name] for name in (difference.model, difference.baseline)]
         schemes = {model["scheme"].replace("linear:factor=1", "base") for model in pair}
