@@ -39,17 +39,17 @@ class AttentionScoreProbe(Probe):
     """Smallest and largest possible score, at which an interval ends."""
     formula: ClassVar[str] = ""
 
-    if TYPE_CHECKING:
-
-        def head_scores(self, record: "AttentionRecord") -> "Tensor":
-            """The scores [heads] of one layer, from its queries, keys, values and masks over a whole text."""
-            raise NotImplementedError
+    def head_scores(self, record: "AttentionRecord") -> "Tensor":
+        """The scores [heads] of one layer, from its queries, keys, values and masks over a whole text."""
+        raise NotImplementedError
 
     def __init__(self) -> None:
-        for name in ("name", "title", "summary", "column", "label", "meaning", "head_scores"):
-            if not hasattr(self, name):
-                where = "parts = 'head_scores=run.head_scores'" if name == "head_scores" else f"{name} = ..."
-                raise TypeError(f"class {type(self).__name__} has no '{name}'. Write {where}")
+        names = ("name", "title", "summary", "column", "label", "meaning")
+        lacking = [f"{name} = ..." for name in names if not hasattr(self, name)]
+        if type(self).head_scores is AttentionScoreProbe.head_scores:
+            lacking.append("parts = 'head_scores=run.head_scores'")
+        if lacking:
+            raise TypeError(f"class {type(self).__name__} lacks a name or part. Write {lacking[0]}")
 
     def options(self) -> "type[Options]":
         from headscope.study.attention_scores import AttentionScoreOptions

@@ -117,14 +117,19 @@ def test_what_the_function_of_a_score_may_not_return_is_refused_in_one_line(head
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("missing", ["label", "column", "head_scores"])
-def test_a_declaration_of_a_score_without_a_name_that_it_needs_is_refused_when_it_is_made(missing: str) -> None:
+@pytest.mark.parametrize(
+    ("missing", "remedy"),
+    [("label", "label = ..."), ("column", "column = ..."), ("head_scores", "parts = 'head_scores=run.head_scores'")],
+)
+def test_a_declaration_of_a_score_without_a_name_that_it_needs_is_refused_when_it_is_made(
+    missing: str, remedy: str
+) -> None:
     class Incomplete(AttentionScoreProbe):
         name = title = summary = label = meaning = column = "odd"
         parts = "head_scores=run.head_scores"
 
     delattr(Incomplete, missing)
-    with pytest.raises(TypeError, match=f"class Incomplete has no '{missing}'. Write"):
+    with pytest.raises(TypeError, match=f"class Incomplete lacks a name or part. Write {remedy}"):
         Incomplete()
 
 
