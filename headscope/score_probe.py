@@ -1,8 +1,10 @@
 """A probe of one score of heads: its author writes the declaration and the function that computes the score."""
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headscope.probe import Probe
@@ -59,7 +61,9 @@ class AttentionScoreProbe(Probe):
     def runner(self) -> "Callable[[Any, StudyContext], ObservingRunner]":
         from headscope.study.attention_scores import AttentionScoreRunner, ScoreFunction
 
-        return partial(AttentionScoreRunner, function=ScoreFunction(self, self.head_scores, self.limits))
+        module, _ = self.part_places().get("head_scores", (type(self).__module__, ""))
+        source = inspect.getsource(import_module(module))
+        return partial(AttentionScoreRunner, function=ScoreFunction(self, self.head_scores, self.limits, source))
 
     def tables(self) -> "Sequence[Table]":
         from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table

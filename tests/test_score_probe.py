@@ -25,7 +25,7 @@ from headscope.prompts.texts import load_token_documents
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.summary import head_table
 from headscope.score_probe import AttentionScoreProbe
-from headscope.study.attention_scores import ScoreFunction
+from headscope.study.attention_scores import AttentionScoreRunner, ScoreFunction
 
 PACKAGES = Path(__file__).with_name("external_plugin")
 
@@ -113,8 +113,23 @@ def test_what_the_function_of_a_score_may_not_return_is_refused_in_one_line(head
     """A score beyond its limits would have an interval without width."""
     record: Any = SimpleNamespace(q=torch.ones(4, 2, 8), layer=0)
     with pytest.raises(HeadscopeError, match=message) as refused:
-        ScoreFunction(Odd(), head_scores, (0.0, 1.0)).compute(record)
+        ScoreFunction(Odd(), head_scores, (0.0, 1.0), "").compute(record)
     assert "\n" not in str(refused.value)
+
+
+def test_a_score_beyond_its_limits_by_rounding_is_the_limit() -> None:
+    record: Any = SimpleNamespace(q=torch.ones(2, 2, 8), layer=0)
+    function = ScoreFunction(Odd(), lambda record: torch.tensor([1.0000002, -1e-8]), (0.0, 1.0), "")
+    assert function.compute(record) == [1.0, 0.0]
+
+
+def test_the_function_of_a_score_is_an_input_that_a_resumed_run_compares() -> None:
+    recorded: dict[str, Any] = {}
+    context: Any = SimpleNamespace(record_input=lambda name, content: recorded.update({name: content}))
+    options: Any = None
+    for source in ("one", "two"):
+        AttentionScoreRunner(options, context, ScoreFunction(Odd(), failing, (0.0, 1.0), source))
+        assert recorded == {"the function of 'odd'": [source]}
 
 
 @pytest.mark.parametrize(

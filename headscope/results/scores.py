@@ -30,12 +30,12 @@ class ScoreRole:
     """The role of heads whose score is above a threshold."""
 
     name: str
-    """Such as "induction": a head is then an "induction head"."""
+    """Such as "induction", for induction heads."""
     meaning: str
     threshold: float
     level: Level = "detail"
     has_card: bool = False
-    """Whether the overview has a card of its heads. Results then say which of the first model keep it in the others."""
+    """Whether the overview has a card of its heads, and results say how many keep the role in other models."""
 
     @property
     def area(self) -> str:
@@ -61,7 +61,7 @@ class Score:
     extremes: Question | None = None
     """The question of the heads with the largest and the smallest mean: `which` is "highest" or "lowest"."""
     is_ranked: bool = False
-    """Whether results about one head state its rank."""
+    """Whether results about a head include its rank by this score."""
     results_by: str = ""
     """A column of the rows, such as that of prompt sets: each of its values has results of its own, with it as a
     condition."""
@@ -216,7 +216,7 @@ def role_answers(score: Score, run: Run, heads: pd.DataFrame, models: Iterable[s
 
 
 def _rows_of_results(score: Score, run: Run, models: Iterable[str]) -> Iterator[pd.DataFrame]:
-    """The rows of each part of the samples that has results of its own and each model."""
+    """The rows of one model and one value of `results_by`, for each value and model."""
     rows = _measured_rows(score, run)
     if rows is None:
         return
@@ -259,7 +259,7 @@ def _extreme_heads(score: Score, rows: pd.DataFrame) -> Iterator[Result]:
 
 
 def score_head_results(probe: HasScores, run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
-    """The rank of a head in each model, by every score that is declared so."""
+    """The rank of a head in each model, by every score with `is_ranked`."""
     for score in probe.scores():
         if score.is_ranked:
             yield from head_ranks(run, score.column, layer, head)

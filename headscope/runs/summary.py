@@ -65,7 +65,7 @@ def _new_columns(
     used = {*keys}
     for probe, columns in tables:
         if columns is not None:
-            for name in used & {*columns}:
+            for name in sorted(used & {*columns}):
                 fault = f"probe '{probe.name}': column '{name}' is left out: the name is already used. Rename it"
                 plugins.report_broken(BrokenProbe(fault))
             yield (new := columns[[name for name in columns if name not in used]])

@@ -17,6 +17,7 @@ from headscope.forward.observe import FinishedPass
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
 from headscope.runs.arrow import Rows
+from headscope.runs.column_metadata import ROUNDING
 from headscope.study.cells import ObservingRunner, PassCell, TextPass, document_of, pass_cost
 from headscope.study.config import Lengths, Options
 from headscope.study.context import StudyContext
@@ -24,11 +25,13 @@ from headscope.study.context import StudyContext
 
 @dataclass(frozen=True)
 class ScoreFunction:
-    """The function of a probe that computes the scores of the heads of a layer, and the range of a score."""
+    """The function of a probe that computes the scores of the heads of a layer, its source and the range of a score."""
 
     probe: Declaration
     head_scores: Callable[[AttentionRecord], Tensor]
     limits: tuple[float, float]
+    source: str
+    """The text of its module, so that a resumed run does not mix the scores of two functions."""
 
     def compute(self, record: AttentionRecord) -> list[float]:
         """The score of every head. Raises BrokenProbe if the function fails, BadInput for what it may not return."""
@@ -42,12 +45,12 @@ class ScoreFunction:
             )
         low, high = self.limits
         for head, score in enumerate(values := scores.float().tolist()):
-            if not (math.isfinite(score) and low <= score <= high):
+            if not (math.isfinite(score) and low - ROUNDING <= score <= high + ROUNDING):
                 raise BadInput(
                     f"{place}: the score of head {head} is {score:g}. Return a finite number from {low:g} to {high:g} "
                     "for every head, or change 'limits'"
                 )
-        return values
+        return [min(max(score, low), high) for score in values]
 
 
 class AttentionScoreOptions(Options):
@@ -61,6 +64,7 @@ class AttentionScoreRunner(ObservingRunner):
 
     def __init__(self, options: AttentionScoreOptions, context: StudyContext, function: ScoreFunction):
         self.options, self.context, self.function = options, context, function
+        context.record_input(f"the function of '{function.probe.name}'", [function.source])
 
     def cells(self) -> list[PassCell]:
         return [
