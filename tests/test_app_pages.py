@@ -226,6 +226,30 @@ def test_the_keyboard_stays_in_its_cell_while_heads_are_selected(app: str, run: 
         page.keyboard.press("ArrowDown")
 
 
+def test_the_keyboard_stays_in_its_cell_while_the_page_of_a_selection_is_slow(
+    app: str, run: Run, browse: Callable[..., Page]
+):
+    page = browse(f"{app}/heads?run={run.name}&model=base&stat=ess2_{LENGTH}", reload=True)
+    expect(page.locator("[data-head-matrix] .heatmaplayer image").first).to_be_attached()
+    page.locator("#head-table .ag-row[row-index='1'] [col-id=head]").focus()
+    page.keyboard.press("Space")
+    expect(page.locator(".head-chip")).to_have_count(1)
+    page.evaluate("""() => {
+        const { fetch } = window;
+        window.fetch = async (...request) => {
+            await new Promise((resolve) => setTimeout(resolve, 4000));
+            return fetch(...request);
+        };
+    }""")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Space")
+    cell = page.locator("#head-table .ag-row[row-index='2'] [col-id=head]")
+    old_cell = cell.element_handle()
+    expect(page.locator(".head-chip")).to_have_count(2)
+    page.wait_for_function("(cell) => !cell.isConnected", arg=old_cell)
+    expect(cell).to_be_focused()
+
+
 def test_the_control_of_runs_has_the_runs_of_the_page_also_after_back(
     run: Run, serve: Callable[[Path], str], browse: Callable[..., Page]
 ):

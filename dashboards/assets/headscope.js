@@ -70,6 +70,7 @@
   addEventListener("mousedown", (event) => { shiftPressed = event.shiftKey; }, true);  // the key may be up when the click is handled
   const selectedHeads = () => (newestQuery().get("heads") ?? "").split("_").filter(Boolean);
   const select = (heads) => {
+    restoring++;
     tableScroll = tableViewport()?.scrollTop ?? 0;
     tableCell = document.activeElement?.closest("#head-table .ag-cell") ?? null;
     go(location.pathname, changedQuery({ heads: [...new Set(heads)].join("_") }));
@@ -79,14 +80,16 @@
   let tableScroll = 0, tableCell = null;  // the focused cell of the table that is replaced
   const tableApi = () => window.dash_ag_grid.getApi("head-table");
   const tableViewport = () => document.querySelector("#head-table .ag-body-viewport");
-  const restoreTable = (end = performance.now() + 3000) => {
+  let restoring = 0;  // which restoration is the newest: an earlier one stops
+  const restoreTable = (turn = ++restoring, frames = 180) => {  // frames, not seconds: a busy browser draws late
+    if (turn !== restoring) return;
     const viewport = tableViewport(), isLost = document.activeElement === document.body;
-    if (!(tableScroll || tableCell) || performance.now() > end) { tableScroll = 0; tableCell = null; return; }
+    if (!(tableScroll || tableCell) || !frames) { tableScroll = 0; tableCell = null; return; }
     if (viewport && tableScroll && viewport.scrollTop !== tableScroll) viewport.scrollTop = tableScroll;
     if (viewport?.querySelector(".ag-row") && isLost && tableCell) {
       tableApi().setFocusedCell(Number(tableCell.parentElement.getAttribute("row-index")), tableCell.getAttribute("col-id"));
     }
-    requestAnimationFrame(() => restoreTable(end));
+    requestAnimationFrame(() => restoreTable(turn, frames - 1));
   };
   const toggle = ([layer, head]) => {
     if (window.headscopeTickHead?.([layer, head])) return;
