@@ -9,25 +9,22 @@ from importlib import import_module
 from typing import Any, ClassVar, Literal
 
 PLACES: Mapping[str, str] = {
-    "options": "schema.{}Options",
+    "options": "declaration.{}Options",
     "runner": "run.{}Runner",
-    "tables": "schema.TABLES",
+    "tables": "declaration.TABLES",
     "statistics": "analysis.STATISTICS",
     "roles": "analysis.ROLES",
     "head_columns": "analysis.head_statistics",
     "model_columns": "analysis.model_statistics",
-    "loss_by_kept_keys": "kept_keys.loss_by_kept_keys",
-    "scores": "scores.SCORES",
-    "questions": "questions.QUESTIONS",
+    "loss_by_kept_keys": "analysis.loss_by_kept_keys",
+    "scores": "declaration.SCORES",
+    "questions": "declaration.QUESTIONS",
     **{name: f"results.{name}" for name in ("results", "head_results", "overview", "next_steps")},
-    "glossary": "report.GLOSSARY",
-    **{
-        name: f"report.{name}"
-        for name in ("charts", "overview_cards", "head_card", "head_charts", "row_charts", "page")
-    },
+    "glossary": "view.GLOSSARY",
+    **{name: f"view.{name}" for name in ("charts", "overview_cards", "head_card", "head_charts", "row_charts", "page")},
     "explorer": "",  # named by what it explores
     "page_cards": "cards.page_cards",
-    "head_explorer": "head_trials.trial_blocks",
+    "head_explorer": "trial_explorer.trial_blocks",
     "similar_heads": "similarity.similar_heads",
 }
 """Every part, and where it is in the package of a probe: module and name; {} is the name of its class. A name in

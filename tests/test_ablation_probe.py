@@ -33,9 +33,9 @@ from headscope.runs.run_tables import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
-from probes.ablation import report
+from probes.ablation import view
+from probes.ablation.declaration import KINDS, POSITIONS_MARK
 from probes.ablation.results import head_results, results
-from probes.ablation.schema import KINDS, POSITIONS_MARK
 
 PROMPT, ANSWER, WRONG = "w1 w5 w9 w5", " w7", " w8"
 ASKED = ("--prompt", PROMPT, "--answer", ANSWER)
@@ -411,7 +411,7 @@ def test_two_files_of_one_name_are_refused(refused: Callable[..., str], folder: 
 @pytest.mark.slow
 def test_report_and_head_page_have_the_changes_of_every_head(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, pairs=4, lengths=(256,))
-    (group,) = report.charts(assembly.render_context(run))
+    (group,) = view.charts(assembly.render_context(run))
     assert len([*group.charts]) == len(KINDS)
     of_head = [*head_results(run, "base", 1, 2)]
     row = run.heads[(run.heads["model"] == "base") & (run.heads["layer"] == 1) & (run.heads["head"] == 2)].iloc[0]

@@ -19,7 +19,7 @@ from headscope.rendering import assembly
 from headscope.runs.arrow import decode_map, encode_map
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
-from probes.patterns import PROBE, analysis, lens, maps, report, results, similarity
+from probes.patterns import PROBE, lens, results, similarity, view
 
 
 def eager_map(alpha: Tensor, size: int) -> Tensor:
@@ -31,10 +31,10 @@ def eager_map(alpha: Tensor, size: int) -> Tensor:
 
 
 def pooled(record: AttentionRecord, *more: AttentionRecord, length: int) -> Tensor:
-    maps = PooledMaps(geometry_of(windows=(None,)), length)
+    view = PooledMaps(geometry_of(windows=(None,)), length)
     for part in (record, *more):
-        maps.update(part)
-    return maps.compute()[0]
+        view.update(part)
+    return view.compute()[0]
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_the_option_map_stores_every_head_over_the_first_document_at_the_longest_length(run: Run) -> None:
-    maps = run.table("attention_maps")
-    assert maps["context_length"].unique().tolist() == [48]
-    assert maps["doc"].nunique() == 1
-    assert maps.groupby(["model", "layer", "head"], observed=True).ngroups == 2 * families.LAYERS * families.HEADS
+    view = run.table("attention_maps")
+    assert view["context_length"].unique().tolist() == [48]
+    assert view["doc"].nunique() == 1
+    assert view.groupby(["model", "layer", "head"], observed=True).ngroups == 2 * families.LAYERS * families.HEADS
     assert validate(run) == []
-    assert (run.table("attention_maps")["weights"].map(len) == maps["query_block"] + 1).all()
+    assert (run.table("attention_maps")["weights"].map(len) == view["query_block"] + 1).all()
 
 
 def test_a_map_of_single_tokens_has_the_weights_of_the_stored_rows(run: Run) -> None:
@@ -135,12 +135,12 @@ def test_a_text_has_a_map_with_the_option_only_and_a_prompt_always(run: Run, tmp
 def test_the_map_of_a_short_prompt_names_its_tokens_and_that_of_a_text_some_positions(run: Run, tmp_path: Path) -> None:
     spec = run.manifest["models"][0]["spec"]
     short = headscope.patterns(spec, prompt="w1 w2 w3 w2", out=tmp_path, quiet=True)
-    chart = maps.head_map_chart(short, "base", 2, 1)
+    chart = view.head_map_chart(short, "base", 2, 1)
     assert chart is not None
     for axis in (chart.figure.layout.xaxis, chart.figure.layout.yaxis):
         assert axis.showticklabels
         assert [*axis.ticktext] == ["0: w1", "1: w2", "2: w3", "3: w2"]
-    text = maps.head_map_chart(run, "yarn", 2, 1)
+    text = view.head_map_chart(run, "yarn", 2, 1)
     assert text is not None
     assert not text.figure.layout.xaxis.showticklabels
     positions = [one.text.strip() for one in text.figure.layout.annotations if one.name == "tick"]
@@ -156,20 +156,20 @@ def test_a_run_of_maps_alone_is_combined_with_shorter_rows_of_the_same_models(ru
     assert alone.table("attention_maps").equals(run.table("attention_maps"))
     page = lens.lens_page(assembly.render_context(alone), {})
     assert page.sections[""][0].command == lens.PROBE.command_line
-    assert maps.head_map_chart(alone, "yarn", 2, 1) is not None
+    assert view.head_map_chart(alone, "yarn", 2, 1) is not None
     count = families.LAYERS * families.HEADS
     counts = [{"model": label, "attention maps": count} for label in ("base", "yarn")]
     assert results.overview(alone).data.to_dict("records") == counts
     assert [(result.model, result.value) for result in PROBE.results(alone)] == [("base", count), ("yarn", count)]
-    gallery, *_ = [chart for group in report.charts(assembly.render_context(alone)) for chart in group.charts]
+    gallery, *_ = [chart for group in view.charts(assembly.render_context(alone)) for chart in group.charts]
     assert gallery.figure.layout.title.text.endswith("base")
     combined = combine_runs([rows, alone])
     assert combined.models == run.models
     assert combined.conflicting_row_counts == {}
     assert combined.heads["far_weight"].equals(rows.heads["far_weight"])
     doc = str(alone.pattern_texts["doc"][0])
-    assert len(analysis.document_text(combined, "yarn", doc).token_texts) == 48
-    chart = maps.head_map_chart(combined, "yarn", 2, 1)
+    assert len(results.document_text(combined, "yarn", doc).token_texts) == 48
+    chart = view.head_map_chart(combined, "yarn", 2, 1)
     assert chart is not None
     assert len([trace for trace in chart.figure.data if trace.type == "heatmap"]) == 3, "two models, their difference"
     assert not chart.cell_links

@@ -29,8 +29,8 @@ from headscope.rendering import assembly
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study.config import build_study
-from probes.attribution import PROBE, report
-from probes.attribution.scores import SCORES
+from probes.attribution import PROBE, view
+from probes.attribution.declaration import SCORES
 from probes.weights.run import circuit_rows
 
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
@@ -245,7 +245,7 @@ def test_findings_and_charts_show_the_numbers(tmp_path: Path) -> None:
     logit = by_question["attribution.logit", None]
     assert logit.value == pytest.approx(sum(logit.details.values()), rel=1e-5)
     assert np.mean([*logit.by_sample.values()]) == pytest.approx(logit.value)
-    titles = {chart.figure.layout.title.text for chart in report.head_charts(run, "base", 2, 3)}
+    titles = {chart.figure.layout.title.text for chart in view.head_charts(run, "base", 2, 3)}
     assert "Direct logit attribution of layer 2, head 3" in titles
     ranks, ranks_of_answer = PROBE.head_results(run, "base", 2, 3)
     labels = [score.statistic.label for score in SCORES]

@@ -31,7 +31,7 @@ from headscope.results.result import Result
 from headscope.results.words import headline, sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
-from probes.attribution import PROBE, report
+from probes.attribution import PROBE, view
 from probes.attribution.answers.run import answer_parts
 
 FAMILIES = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3", "olmo2", "gpt_neox", "qwen2")
@@ -229,7 +229,7 @@ def test_charts_show_the_sum_at_the_end(pair_run: Run) -> None:
     for heatmap, value in zip(rows.data, answer.by_sample.values(), strict=True):
         assert np.asarray(heatmap.z)[-1, -1] == pytest.approx(value, abs=1e-5)
     assert [*rows.layout.xaxis.ticktext] == ["0: w1", "1: w10", "2: w3", "3: w20", "4: w4"]
-    (head_chart,) = report.head_charts(pair_run, "base", 2, 1)
+    (head_chart,) = view.head_charts(pair_run, "base", 2, 1)
     heads = pair_run.table("attribution_answer_heads")
     one = heads[(heads["layer"] == 2) & (heads["head"] == 1) & (heads["pair"] == PAIRS[0]["name"])]
     np.testing.assert_allclose(head_chart.figure.data[0].y, one.sort_values("position")["contribution"])

@@ -28,7 +28,7 @@ from headscope.interventions.replay import Replay
 from headscope.interventions.units import Unit, head_units, kv_group_units
 from headscope.measures.sparse_rules import parse_rule
 from headscope.positions.model import Model
-from probes.influence.schema import InfluenceOptions
+from probes.influence.declaration import InfluenceOptions
 from probes.influence.sweep import TextReplay, plan_sweep
 
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {

@@ -38,8 +38,8 @@ from headscope.study.runner import run_study
 from probes.budget import passes
 from probes.budget import results as budget_results
 from probes.budget.analysis import best_order, curves, largest_shares, loss_changes, summaries
+from probes.budget.declaration import order_name
 from probes.budget.results import changes_at_half, results
-from probes.budget.schema import order_name
 from probes.budget.streaming_order import (
     cache_bytes,
     kept_tokens,

@@ -18,8 +18,8 @@ from headscope.runs.writer import RunWriter
 from headscope.study.config import build_study
 from headscope.study.monitor import TIME_SHARE_KEY, TrainingMonitor
 from headscope.study.runner import run_study
-from probes.pretrain.model_setup import random_model, train_tokenizer
-from probes.pretrain.schema import PretrainOptions
+from probes.pretrain.declaration import PretrainOptions
+from probes.pretrain.trainer import random_model, train_tokenizer
 
 WORDS = "the quick brown fox jumps over the lazy dog and then sleeps under an old tree. " * 40
 PROBES = {"measure": {"lengths": [32], "rows": 4, "tables": ["attention", "nll"]}}

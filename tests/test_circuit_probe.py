@@ -28,9 +28,8 @@ from headscope.runs.run_tables import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
-from probes.circuit import report
-from probes.circuit.analysis import faithfulness
-from probes.circuit.results import head_results, results
+from probes.circuit import view
+from probes.circuit.results import faithfulness, head_results, results
 
 LAYERS = HEADS = 4
 CIRCUIT = [(0, 1), (1, 2), (3, 0)]
@@ -321,7 +320,7 @@ def test_results_charts_and_the_head_page_name_every_member(run: Run) -> None:
     (member,) = head_results(run, "base", 1, 2)
     assert (member.layer, member.head, member.n) == (1, 2, 4)
     assert [*head_results(run, "base", 1, 3)] == []
-    (group,) = report.charts(assembly.render_context(run))
+    (group,) = view.charts(assembly.render_context(run))
     assert len([*group.charts]) == 2
 
 

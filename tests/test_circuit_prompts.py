@@ -23,7 +23,7 @@ from headscope.runs.run_tables import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
-from probes.circuit import report
+from probes.circuit import view
 from probes.circuit.reference import corrupted_classes
 from probes.circuit.results import results
 
@@ -162,7 +162,7 @@ def test_too_few_prompts_that_count_leave_out_the_greedy_test(
     found = by_question(run)
     assert ("no_effects" in found) == (count == 0)
     assert ("member" in found) == (count == 1)
-    assert len([*report.charts(assembly.render_context(run))]) == count
+    assert len([*view.charts(assembly.render_context(run))]) == count
     if count == 0:
         assert "circuit_zero" not in run.heads or run.heads["circuit_zero"].isna().all()
 

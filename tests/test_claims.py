@@ -17,9 +17,8 @@ from headscope.results import words
 from headscope.results.collection import all_results
 from headscope.results.result import Bound, Result
 from headscope.runs.run import Run
-from probes.adapt.compared_models import ComparedModels
 from probes.adapt.paper_page import comparison_page
-from probes.adapt.results import results
+from probes.adapt.results import ComparedModels, results
 from probes.influence.analysis import all_sweeps
 
 LEARNED, YARN, BARE = "adarope:adapter=x", "yarn:factor=8", "yarn:factor=8,attention_factor=1"

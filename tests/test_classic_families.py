@@ -44,7 +44,7 @@ from headscope.interventions.units import head_units
 from headscope.measures.attention_rows import ROW_STATISTICS
 from headscope.positions.model import Model
 from headscope.positions.schemes import alibi_slopes
-from probes.influence.gradient_estimate import estimate_effects
+from probes.influence.sweep import estimate_effects
 from probes.measure.run import measure_tokens
 
 pytestmark = pytest.mark.slow  # many models

@@ -23,7 +23,7 @@ from headscope.runs.run import Run
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
 from probes.ablation.results import results as ablation_results
-from probes.influence import report
+from probes.influence import view
 from probes.needle import analysis
 from probes.needle.ablation import AblationWork, select_heads
 from probes.needle.results import ablation_results as needle_results
@@ -98,7 +98,7 @@ def curve_sets(run: Run) -> dict[str, list[int]]:
 
 def curve(run: Run) -> Any:
     """The chart of sets that are changed together."""
-    groups = report.charts(assembly.render_context(run))
+    groups = view.charts(assembly.render_context(run))
     figures = [chart.figure for group in groups for chart in group.charts]
     (figure,) = [figure for figure in figures if "changed together" in str(figure.layout.title.text)]
     return figure

@@ -32,9 +32,9 @@ from headscope.runs.column_metadata import heads_with_role
 from headscope.runs.run import Run
 from headscope.runs.summary import model_table
 from headscope.study.config import build_study
-from probes.detectors import PROBE, report, results
+from probes.detectors import PROBE, results, view
+from probes.detectors.declaration import TARGETS
 from probes.detectors.run import repeated_random_tokens, sequence_scores
-from probes.detectors.scores import TARGETS
 
 PERIOD = 20
 FIVE = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3")
@@ -284,7 +284,7 @@ def test_roles_results_and_charts_have_the_same_numbers(run: Run) -> None:
     widening = stdtrit(n - 1, 1 - 0.025 / kinds) / stdtrit(n - 1, 0.975)  # it is the largest of the kinds
     half_width = widening * (best["induction_token_high"] - best["induction_token"])
     assert (result.low, result.high) == pytest.approx((result.value - half_width, result.value + half_width))
-    titles = {chart.figure.layout.title.text for chart in report.head_charts(run, "base", 0, 1)}
+    titles = {chart.figure.layout.title.text for chart in view.head_charts(run, "base", 0, 1)}
     assert {"Detector scores of layer 0, head 1", "Detector scores by context length: base"} <= titles
 
 

@@ -15,11 +15,11 @@ from headscope.plots.head_matrices import plot_matrix
 from headscope.rendering.text import describe_extremes, describe_ranks, statistics_table
 from headscope.runs.run import Run
 from headscope.scores.head_scores import HeadScores
+from probes.influence.analysis import head_statistics as influence_columns
 from probes.influence.analysis import unit_sweeps
-from probes.influence.head_columns import head_statistics as influence_columns
 from probes.patching import analysis
+from probes.patching.declaration import PatchingOptions
 from probes.patching.run import select_verified
-from probes.patching.schema import PatchingOptions
 
 MODELS = [{"label": "base", "weights_sha256": "a" * 64, "geometry": {"layers": 2, "heads": 3, "kv_groups": 3}}]
 

@@ -31,9 +31,15 @@ from headscope.runs.summary import model_table
 from headscope.study import runner as study
 from headscope.study.config import build_study
 from headscope.tasks import harness
-from probes.evaluate import plots, report
-from probes.evaluate.analysis import means_over_tasks, preferred_metric_rows, summarise_heads, with_intervals
-from probes.evaluate.results import overview, results
+from probes.evaluate import view
+from probes.evaluate.results import (
+    means_over_tasks,
+    overview,
+    preferred_metric_rows,
+    results,
+    summarise_heads,
+    with_intervals,
+)
 
 
 @pytest.fixture(scope="module")
@@ -420,20 +426,20 @@ def test_means_are_over_the_tasks_that_every_model_has() -> None:
 
 def test_the_colour_scale_respects_metrics_where_lower_is_better() -> None:
     rows = score_rows(("base", "wiki", 4096, "bits", 1.0, 0.1), ("yarn", "wiki", 4096, "bits", 2.0, 0.1))
-    (heat,) = plots.plot_score_table(rows.assign(higher_is_better=False)).data
+    (heat,) = view.plot_score_table(rows.assign(higher_is_better=False)).data
     assert heat.z.tolist() == [[1.0], [0.0]]
 
 
 def test_the_score_table_has_every_model_and_task_with_its_standard_error() -> None:
-    (heat,) = plots.plot_score_table(TASKS).data
+    (heat,) = view.plot_score_table(TASKS).data
     assert list(heat.y) == ["base", "yarn"]
     assert [column.split("<br>")[0] for column in heat.x] == ["arc_easy", "boolq", "ruler_vt", "ruler_vt", "mean of 2"]
     assert heat.text[0][0] == "0.600<br>±0.040"
     assert heat.text[1][2] == ""
-    assert plots.plot_scores_by_length(TASKS).layout.xaxis.ticktext == ("2,048", "4,096")
-    lines = plots.plot_scores_by_length(TASKS).data
+    assert view.plot_scores_by_length(TASKS).layout.xaxis.ticktext == ("2,048", "4,096")
+    lines = view.plot_scores_by_length(TASKS).data
     assert [list(line.x) for line in lines] == [[2048, 4096], []]
-    assert plots.plot_score_table(TASKS.iloc[:0]).layout.annotations[0].text.startswith("no data")
+    assert view.plot_score_table(TASKS.iloc[:0]).layout.annotations[0].text.startswith("no data")
 
 
 @pytest.mark.slow
@@ -456,7 +462,7 @@ def test_results_overview_and_charts_have_the_scores(tmp_path: Path) -> None:
     assert json_data is not None
     assert {*json_data.data["task"]} == {"niah_single_1", "ruler_vt", "arc_easy"}
     context = RenderContext(run, run.models, run.heads, run.models[0], {})
-    scores, comparison = report.charts(context)
+    scores, comparison = view.charts(context)
     assert len([*scores.charts]) == 2
     assert len([*comparison.charts]) == 1
 
@@ -490,6 +496,6 @@ def test_scores_are_plotted_against_the_head_summary_of_the_same_model() -> None
     assert summarise_heads(heads)[unchanged].dropna().to_dict() == {"yarn": 0.25, "other": 1.0}
     smaller = pd.DataFrame({"layer": 0, "head": range(8)}).assign(model="smaller", growth=0.2, ess2_512=10.0)
     assert summarise_heads(pd.concat([heads, smaller]))[unchanged].dropna().to_dict() == {"yarn": 0.25, "other": 1.0}
-    points = [trace for trace in plots.plot_scores_against_heads(TASKS, numbers).data if trace.customdata is not None]
+    points = [trace for trace in view.plot_scores_against_heads(TASKS, numbers).data if trace.customdata is not None]
     assert {trace.name: list(trace.x) for trace in points} == {"base": [0.2] * 3, "yarn": [0.4] * 2}
     assert dict(zip(points[0].customdata, points[0].y, strict=True))["ruler_vt"] == 0.8  # at its longest length

@@ -28,9 +28,10 @@ from headscope.runs.head_profiles import (
 )
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.summary import default_models_with
-from probes.needle.head_trials import trial_blocks
-from probes.patterns import maps, similarity
-from probes.patterns.analysis import stored_queries, top_keys
+from probes.needle.trial_explorer import trial_blocks
+from probes.patterns import similarity
+from probes.patterns import view as maps
+from probes.patterns.results import stored_queries, top_keys
 
 LAYER, HEAD = 1, 2
 

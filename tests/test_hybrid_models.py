@@ -18,8 +18,8 @@ from headscope.interventions.kinds import Zero
 from headscope.interventions.replay import Replay
 from headscope.interventions.units import head_units
 from headscope.positions.model import Model
-from probes.influence.gradient_estimate import estimate_effects
 from probes.influence.run import head_influence
+from probes.influence.sweep import estimate_effects
 
 pytestmark = pytest.mark.slow  # many models
 

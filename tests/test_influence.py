@@ -31,12 +31,10 @@ from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study import context, runner
 from headscope.study.config import build_study
-from probes.influence.analysis import set_sweeps, unit_sweeps
-from probes.influence.effect_rows import add_damped_estimates
-from probes.influence.gradient_estimate import text_loss
-from probes.influence.questions import EFFECTS
+from probes.influence.analysis import add_damped_estimates, set_sweeps, unit_sweeps
+from probes.influence.declaration import EFFECTS
 from probes.influence.run import head_influence
-from probes.influence.sweep import Sweep
+from probes.influence.sweep import Sweep, text_loss
 
 LENGTH, DOCS = 40, 3
 

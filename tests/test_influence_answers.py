@@ -21,10 +21,8 @@ from headscope.runs.run_tables import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
-from probes.influence.analysis import answered_trials, sweeps_without_bands, unit_sweeps
-from probes.influence.effect_rows import add_damped_estimates
-from probes.influence.objective_texts import ObjectiveText
-from probes.influence.run import InfluenceRunner, head_influence
+from probes.influence.analysis import add_damped_estimates, answered_trials, sweeps_without_bands, unit_sweeps
+from probes.influence.run import InfluenceRunner, ObjectiveText, head_influence
 
 PROMPT, ANSWER = 40, 6
 IDS = torch.randint(3, families.VOCAB, (1, PROMPT + ANSWER), generator=torch.Generator().manual_seed(7))

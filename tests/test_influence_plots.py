@@ -15,11 +15,17 @@ from headscope.results import words
 from headscope.results.result import Result
 from headscope.runs.column_metadata import statistic, statistics
 from headscope.runs.run import Run
-from probes.influence import band_plots, plots, report
+from probes.influence import plots, view
 from probes.influence.analysis import all_sweeps, ranked_sets, set_sweeps, unit_sweeps
-from probes.influence.claims import claims
-from probes.influence.labels import describe_change, describe_methods, unit_noun
-from probes.influence.results import head_results, influence_results, results
+from probes.influence.results import (
+    claims,
+    describe_change,
+    describe_methods,
+    head_results,
+    influence_results,
+    results,
+    unit_noun,
+)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +195,7 @@ def test_a_fall_of_the_loss_for_all_units_has_a_sign(run: Run, band_run: Run, an
             assert result.value < 0
             assert f", {result.value:+.2g} nats/token" in words.sentence(result)
         context = assembly.render_context(changed_run)
-        charts = [chart for group in report.charts(context) for chart in group.charts]
+        charts = [chart for group in view.charts(context) for chart in group.charts]
         assert any(words.sentence(largest[0]) in chart.summary for chart in charts)
 
 
@@ -211,7 +217,7 @@ def test_named_top_heads_are_marked_and_their_statistics_plotted(run: Run) -> No
     }
     assert best_head_names["retrieval"] == "top retrieval head"
     group = next(
-        group for group in report.charts(assembly.render_context(run)) if group.heading.startswith("Temperature")
+        group for group in view.charts(assembly.render_context(run)) if group.heading.startswith("Temperature")
     )
     _, histogram, *later_figures = [chart.figure for chart in group.charts]
     best = heads.loc[heads["retrieval"].idxmax()]
@@ -222,7 +228,7 @@ def test_named_top_heads_are_marked_and_their_statistics_plotted(run: Run) -> No
 
 
 def test_the_page_has_the_sweeps_of_one_model_and_lists_models_with_sweeps(run: Run) -> None:
-    page = report.page(assembly.render_context(run, selected_model="learned"))
+    page = view.page(assembly.render_context(run, selected_model="learned"))
     assert page.title == "Head influence: learned"
     assert [*page.sections] == [
         "Frequencies reset to the start of training, 1,024 tokens",
@@ -240,7 +246,7 @@ def test_the_page_has_the_sweeps_of_one_model_and_lists_models_with_sweeps(run: 
         for chart in charts
     ]
     assert [title for title in titles if title.startswith("Influence: ")] == ["Influence: learned"] * 6
-    page_without_sweeps = report.page(assembly.render_context(run, selected_model="other"))
+    page_without_sweeps = view.page(assembly.render_context(run, selected_model="other"))
     (advice,) = page_without_sweeps.sections[""]
     assert_names(advice.sentences[0], "other", "base", "learned")
     assert "headscope influence --model" in advice.sentences[1]
@@ -270,7 +276,7 @@ def test_every_component_of_a_sweep_is_a_statistic() -> None:
 
 
 def test_every_sweep_is_a_chart_group(run: Run) -> None:
-    groups = [*report.charts(assembly.render_context(run))]
+    groups = [*view.charts(assembly.render_context(run))]
     assert {group.chapter for group in groups} == {"Head influence"}
     assert len(groups) == 6, "three components of two models"
     assert len([*groups[0].charts]) >= 5
@@ -326,7 +332,7 @@ def band_run(run: Run) -> Run:
 
 @pytest.mark.slow
 def test_answers_are_one_sweep_with_trials_as_documents(answer_run: Run) -> None:
-    groups = {group.heading: [*group.charts] for group in report.charts(assembly.render_context(answer_run))}
+    groups = {group.heading: [*group.charts] for group in view.charts(assembly.render_context(answer_run))}
     assert len(groups) == 7 - 3, "groups of both models share a heading"
     forest, histogram, matrix, *_ = groups["Zero ablation (loss of the answer), up to 1,024 tokens"]
     assert forest.figure.layout.title.text == "Influence on answers, top heads: learned"
@@ -398,7 +404,7 @@ def test_the_claim_about_answers_is_inconclusive_with_estimated_units(answer_run
 
 
 def test_bands_are_one_chart_group_of_single_heads_and_all_heads_at_once(band_run: Run) -> None:
-    (group,) = report.charts(assembly.render_context(band_run))
+    (group,) = view.charts(assembly.render_context(band_run))
     assert group.heading == "Rotary pairs by band, 1,024 tokens"
     ablated, unrotated, all_heads = group.charts
     heatmap = ablated.figure.data[0]
@@ -440,12 +446,12 @@ def test_bands_have_one_result_per_kind_of_ablation(band_run: Run) -> None:
         (1, "pairs-unrotated:0-1"),
     ]
     assert [one.value for one in of_head] == pytest.approx([0.01, 0.001])
-    assert [*report.page(assembly.render_context(band_run, selected_model="learned")).sections] == [
+    assert [*view.page(assembly.render_context(band_run, selected_model="learned")).sections] == [
         "Rotary pairs by band, 1,024 tokens",
         "In words",
     ]
 
 
 def test_band_plot_without_rows_gives_a_reason() -> None:
-    figure = band_plots.plot_joint_effects_by_band(pd.DataFrame())
+    figure = plots.plot_joint_effects_by_band(pd.DataFrame())
     assert (len(figure.data), len(figure.layout.annotations)) == (0, 1)

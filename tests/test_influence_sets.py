@@ -30,8 +30,8 @@ from headscope.runs.run_tables import validate
 from headscope.study import context as materials
 from headscope.study import runner
 from headscope.study.config import build_study
-from probes.influence import claims
-from probes.influence import report as charts
+from probes.influence import results
+from probes.influence import view as charts
 from probes.influence.run import head_influence
 
 LENGTH, DOCS = 40, 3
@@ -192,9 +192,9 @@ def test_small_parts_use_only_documents_in_which_every_unit_was_measured(monkeyp
     together = pd.DataFrame([[10.0, 12.0, 11.0, 90.0]], columns=[*values], index=["all"])
     units = pd.DataFrame({"layer": [0, 0], "kv_group": [0, 1], "head": [-1, -1]})
     effects: Any = SimpleNamespace(values=values, units=units, is_exact=pd.Series([True, True]), model="m", where={})
-    monkeypatch.setattr(claims, "sweep_details", lambda effects: {})
+    monkeypatch.setattr(results, "sweep_details", lambda effects: {})
     sets: Any = SimpleNamespace(values=together, unit_key=lambda unit: "all")
-    claim = claims._small_parts(effects, sets, pd.Series(dtype=float))
+    claim = results._small_parts(effects, sets, pd.Series(dtype=float))
     complete = (together.loc["all"] / 4 - values.iloc[0])[["a", "b", "c"]]
     assert claim.n == 3
     assert claim.value == pytest.approx(complete.mean())

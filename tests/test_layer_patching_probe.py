@@ -21,9 +21,9 @@ from headscope.runs.run_tables import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
-from probes.patching import analysis, report
+from probes.patching import analysis, view
+from probes.patching.declaration import ALL_POSITIONS
 from probes.patching.results import overview, results
-from probes.patching.schema import ALL_POSITIONS
 
 LAYERS, TOKENS = 4, 5
 
@@ -130,7 +130,7 @@ def test_results_name_layers_and_spans(exact: Run) -> None:
 
 
 def test_the_page_has_all_charts(exact: Run) -> None:
-    groups = [*report.charts(assembly.render_context(exact))]
+    groups = [*view.charts(assembly.render_context(exact))]
     assert [len([*group.charts]) for group in groups] == [6 + 10, 0]
     table = overview(exact)
     assert table is not None

@@ -24,7 +24,7 @@ from headscope.rendering.blocks import Chart, PageContent, TextBlock
 from headscope.rendering.explorer_blocks import KeyLinks, LinkChoice, Passage, Token, passage_table, query_link
 from headscope.rendering.token_spans import context_spans, shaded_tokens
 from headscope.runs.run import Run
-from probes.patterns import analysis
+from probes.patterns import results
 from probes.patterns.lens import far_rows_table, lens_page, resolve_state
 
 SHORT, LONG = 256, 2048
@@ -59,11 +59,11 @@ def tokens_of(passage: Passage) -> list[Token]:
 @pytest.mark.parametrize("length", [SHORT, LONG])
 def test_tokens_are_shaded_by_the_weights_of_the_stored_row(run: Run, length: int) -> None:
     pattern_key = ("base", length, "synthetic/1", 1, 2)
-    query = analysis.stored_queries(run, pattern_key)[9]
+    query = results.stored_queries(run, pattern_key)[9]
     content = open_lens(run, doc="synthetic/1", length=length, layer=1, head=2, row=query)
     assert content.title == "Token lens: layer 1, head 2"
     tokens = tokens_of(blocks_of(content, Passage)[0])
-    keys = analysis.top_keys(run, pattern_key, query)
+    keys = results.top_keys(run, pattern_key, query)
     shades = sorted((token.shading for token in tokens if token.shading), reverse=True)
     # Two tokens that share a character are shaded as one.
     assert sum(shades) == pytest.approx(float(keys["weight"].sum()))
@@ -77,10 +77,10 @@ def test_tokens_are_shaded_by_the_weights_of_the_stored_row(run: Run, length: in
 def test_a_long_text_is_shown_in_spans_with_their_distances(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     other = edited(run, monkeypatch, "base", key=lambda rows: (rows["query"] - 300 * rows["rank"]).clip(lower=0))
     pattern_key = ("base", LONG, "synthetic/0", 0, 0)
-    query = analysis.stored_queries(other, pattern_key)[-1]
+    query = results.stored_queries(other, pattern_key)[-1]
     passage = blocks_of(open_lens(other, doc="synthetic/0", layer=0, head=0, row=query), Passage)[0]
     assert [row[0] for row in passage.rows] == ["890 to 910", "590 to 610", "290 to 310", "query"]
-    texts = analysis.document_text(other, "base", "synthetic/0").token_texts
+    texts = results.document_text(other, "base", "synthetic/0").token_texts
     for row, key in zip(passage.cells, (query - 900, query - 600, query - 300), strict=False):
         (shaded,) = [token for token in row[1] if token.shading]
         assert shaded.text.strip("⏎") == texts[key].strip("\n") or not texts[key]
@@ -104,7 +104,7 @@ def test_the_row_is_compared_with_other_models(run: Run, monkeypatch: pytest.Mon
         key=lambda rows: (rows["query"] - 2 * rows["rank"]).clip(lower=0),
         weight=lambda rows: rows["weight"] * 0.8,
     )
-    query = analysis.stored_queries(other, ("base", LONG, "synthetic/0", 0, 0))[5]
+    query = results.stored_queries(other, ("base", LONG, "synthetic/0", 0, 0))[5]
     table = blocks_of(open_lens(other, doc="synthetic/0", layer=0, head=0, row=query), Passage)[1]
     assert [*table.column_names] == ["token", "distance", "base", "yarn", "yarn − base"]
     rows = {int(row[1]): row[2:] for row in table.rows}
@@ -120,7 +120,7 @@ def test_a_chart_shows_the_weights_of_the_row_by_distance_under_each_model(run: 
     (chart,) = blocks_of(open_lens(run, "yarn", layer=1, head=2), Chart)
     traces = {trace.name: trace for trace in chart.figure.data}
     assert [*traces] == run.models
-    keys = analysis.top_keys(run, state.pattern_key, state.query_position)
+    keys = results.top_keys(run, state.pattern_key, state.query_position)
     assert traces["yarn"].customdata.tolist() == keys["distance"].tolist()
     np.testing.assert_allclose(traces["yarn"].y, keys["weight"], rtol=1e-6)
 
@@ -165,7 +165,7 @@ TEXTS = [
     "x",
     "",
 ]
-TEXT = analysis.TokenizedText(np.array(TEXTS, object), np.array([text.startswith("<|") for text in TEXTS]))
+TEXT = results.TokenizedText(np.array(TEXTS, object), np.array([text.startswith("<|") for text in TEXTS]))
 
 
 def test_tokens_that_share_a_character_are_joined_and_every_key_is_visible() -> None:
@@ -238,7 +238,7 @@ def test_page_opens_on_the_top_far_row_of_the_top_head(run: Run) -> None:
     best = base.loc[base["far_weight"].idxmax()]
     content = open_lens(run)
     assert content.title == f"Token lens: layer {best['layer']}, head {best['head']}"
-    first = analysis.top_far_rows(run, "base", int(best["layer"]), int(best["head"])).iloc[0]
+    first = results.top_far_rows(run, "base", int(best["layer"]), int(best["head"])).iloc[0]
     assert_names(content.introduction, f"{first['query']:,}", first["doc"])
 
 
@@ -249,7 +249,7 @@ def test_links_encode_any_model_name() -> None:
 
 
 def test_the_page_of_a_head_links_to_its_top_far_rows(run: Run) -> None:
-    rows = analysis.top_far_rows(run, "yarn", 1, 3).head(analysis.MAX_FAR_ROWS)
+    rows = results.top_far_rows(run, "yarn", 1, 3).head(results.MAX_FAR_ROWS)
     queries = [token for token in tokens_of(far_rows_table(run, "yarn", 1, 3)) if token.href and token.is_marked]
     assert len(queries) == len(rows)
     for token, query, doc in zip(queries, rows["query"], rows["doc"], strict=True):

@@ -27,9 +27,9 @@ from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from probes.needle import analysis as needle_analysis
 from probes.needle import run as needle
+from probes.needle.declaration import NEEDLES
 from probes.needle.generation import rouge1_recall
 from probes.needle.run import NeedleRunner
-from probes.needle.schema import NEEDLES
 
 
 @pytest.fixture

@@ -36,11 +36,10 @@ from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study.config import build_study
 from probes.needle import ablation, analysis
-from probes.needle import report as charts
 from probes.needle import run as cells
+from probes.needle import view as charts
 from probes.needle.ablation import AblationWork
-from probes.needle.attribution import decompose_residual
-from probes.needle.generation import TrialPrompt, answer_trials, generate_answers, text_increments
+from probes.needle.generation import TrialPrompt, answer_trials, decompose_residual, generate_answers, text_increments
 from probes.needle.results import ablation_results
 
 

@@ -16,7 +16,7 @@ from headscope.results.result import Result
 from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.summary import model_table
-from probes.needle import PROBE, plots, report
+from probes.needle import PROBE, plots, view
 from probes.needle import results as needle_results
 from probes.needle.analysis import (
     model_agreement,
@@ -26,7 +26,7 @@ from probes.needle.analysis import (
     seed_agreement,
     success_rates,
 )
-from probes.needle.schema import TABLES, NeedleOptions
+from probes.needle.declaration import TABLES, NeedleOptions
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def results(run: Run, question: str) -> list[Result]:
 
 def chart_titles(run: Run) -> set[str]:
     """Titles of the charts of the probe."""
-    groups = report.charts(assembly.render_context(run))
+    groups = view.charts(assembly.render_context(run))
     return {chart.figure.layout.title.text for group in groups for chart in group.charts}
 
 
@@ -173,7 +173,7 @@ def test_head_results_have_score_rank_and_attribution_and_chart_shows_cells(run:
     assert (score.question, score.model) == ("retrieval.head_score", "yarn")
     assert_names(sentence(score), f"{100 * score.value:.0f} %", "0.000")
     assert (attribution.value, attribution.details["rest"]) == (row["needle_write"], row["needle_rest"])
-    (chart,) = report.head_charts(run, "yarn", layer, head)
+    (chart,) = view.head_charts(run, "yarn", layer, head)
     deepest = run.retrieval.merge(run.needles[run.needles["success"]]).query(
         f"model == 'yarn' and layer == {layer} and head == {head} and context_length == 1024 and depth == 1"
     )

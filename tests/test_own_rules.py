@@ -29,10 +29,9 @@ from headscope.study.executor import JobExecutor
 from headscope.study.ray_worker import RayWorker
 from headscope.study.runner import run_study
 from probes.sparsity import results as sparsity_results
-from probes.sparsity.analysis import recall_by_depth, rule_family
-from probes.sparsity.choice import choose_rules, rule_at_cost
+from probes.sparsity.analysis import choose_rules, recall_by_depth, rule_at_cost, rule_family
 from probes.sparsity.patterns import OwnRules, PromptRule
-from probes.sparsity.report import charts
+from probes.sparsity.view import charts
 
 LENGTH, DOCS, MAX_ERROR = 40, 3, 1e-5
 FAMILIES = {"block-mean:4": (1, 4), "streaming:1": (3, 15), "vertical-slash": (2, 12)}

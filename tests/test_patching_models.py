@@ -16,8 +16,8 @@ from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
 from probes.patching import analysis
-from probes.patching.effects import effect_columns
-from probes.patching.model_changes import model_results
+from probes.patching.analysis import model_results
+from probes.patching.declaration import effect_columns
 from probes.patching.results import results
 
 PAIRS, UNITS = 8, 6

@@ -24,9 +24,9 @@ from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.patching.analysis import pair_sweeps, sweeps
-from probes.patching.paths.schema import PathsOptions
+from probes.patching.declaration import REFERENCE_SPEED, PairOptions, PatchingOptions
+from probes.patching.paths.declaration import PathsOptions
 from probes.patching.results import results
-from probes.patching.schema import REFERENCE_SPEED, PairOptions, PatchingOptions
 
 ANSWER, WRONG = " w7", " w8"
 

@@ -28,12 +28,11 @@ from headscope.runs.run_tables import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
-from probes.patching import analysis, plots, report
-from probes.patching.effects import MIN_DIFFERENCE, effect_columns
-from probes.patching.pairs import pair_metrics, pairs_usable_in_all_models
+from probes.patching import analysis, plots, view
+from probes.patching.analysis import pair_metrics, pairs_usable_in_all_models
+from probes.patching.declaration import ALL_POSITIONS, MIN_DIFFERENCE, PatchingOptions, effect_columns
 from probes.patching.results import head_results, overview, results
 from probes.patching.run import select_verified
-from probes.patching.schema import ALL_POSITIONS, PatchingOptions
 
 SPANS = {"spans": {"subject": "w10"}}
 SUBJEKT = ("--positions", "subjekt")
@@ -241,9 +240,9 @@ def test_a_named_span_is_patched_as_its_positions_are(folder: Path, tmp_path: Pa
             rows[rows["method"] == "exact"] if method == "exact" else rows[rows["method"] == "estimate"]
         )
         np.testing.assert_allclose(both["metric_patched"], both["metric_patched_position"], atol=1e-5)
-    groups = [*report.charts(assembly.render_context(run))]
+    groups = [*view.charts(assembly.render_context(run))]
     titles = [chart.figure.layout.xaxis.categoryorder or chart.caption for group in groups for chart in group.charts]
-    assert report.SPAN_CAPTION in titles
+    assert view.SPAN_CAPTION in titles
     assert {"subject", "end", "last"} == {
         result.where["span"] for result in results(run) if result.question == "patching.span"
     }
@@ -375,11 +374,11 @@ def test_the_matrix_has_the_mean_of_each_unit_and_marks_estimates(verified: Run)
 @pytest.mark.slow
 def test_report_and_head_page_show_the_effects_on_every_prompt_set(synthetic: Run) -> None:
     assert validate(synthetic) == []
-    groups = [*report.charts(assembly.render_context(synthetic))]
+    groups = [*view.charts(assembly.render_context(synthetic))]
     assert [len([*group.charts]) for group in groups] == [5, 3, 3, 3, 3, 4, 2, 2, 2, 2, 10, 5]
     prompts = [result.where["prompts"] for result in head_results(synthetic, "base", 1, 2)]
     assert sorted(prompts) == ["induction"] * 5 + ["ioi"] * 5
-    (chart,) = report.head_charts(synthetic, "base", 1, 2)
+    (chart,) = view.head_charts(synthetic, "base", 1, 2)
     assert len(chart.figure.data) == 2
     json_data = overview(synthetic)
     assert json_data is not None

@@ -29,11 +29,12 @@ from headscope.runs.run_tables import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
-from probes.patching.labels import path_name
-from probes.patching.paths import analysis, plots, report
+from probes.patching.analysis import path_name
+from probes.patching.paths import results as analysis
+from probes.patching.paths import view
+from probes.patching.paths.declaration import LOGITS, TOGETHER, PathsOptions
 from probes.patching.paths.results import head_results, overview, results
 from probes.patching.paths.run import select_paths
-from probes.patching.paths.schema import LOGITS, TOGETHER, PathsOptions
 
 ALL_PATHS = 3 * (4 * 4 * 6) + 16
 """Paths of a tiny model of four layers of four heads: q, k and v between layers, and the logits."""
@@ -133,7 +134,7 @@ def test_paths_by_position_are_rows_and_an_array(folder: FilePath, tmp_path: Fil
     np.testing.assert_allclose(logits.values, [values[path] for path in direct], atol=1e-5)
     assert "L0H1@0 to k of L2H3@last" in {path_name(path) for _, path in analysis.sweeps(run)[0].units.iterrows()}
     assert any("@" in result.details.get("path", "") for result in results(run))
-    charts = [chart for group in report.charts(assembly.render_context(run)) for chart in group.charts]
+    charts = [chart for group in view.charts(assembly.render_context(run)) for chart in group.charts]
     figures = [chart.figure for chart in charts if isinstance(chart, Chart)]
     picture = next(figure for figure in figures if "by position" in figure.layout.title.text)
     assert [*picture.layout.xaxis.ticktext] == ["all", *map(str, range(length))]
@@ -240,7 +241,7 @@ def test_receivers_together_through_recomputed_mlps_are_one_path_of_each_sender(
     assert {(result.details["other_norms"], result.details["other_mlps"]) for result in largest} == {
         ("recomputed", "recomputed")
     }
-    assert plots.plot_graph(analysis.sweeps(run)[0]).data
+    assert view.plot_graph(analysis.sweeps(run)[0]).data
 
 
 # Refused inputs ----------------------------------------------------------------------------------------------------
@@ -343,13 +344,13 @@ def test_estimates_alone_decide_nothing(folder: FilePath, tmp_path: FilePath) ->
 @pytest.mark.slow
 def test_the_graph_has_the_strongest_paths_with_their_ends_and_effects(synthetic: Run) -> None:
     effects = analysis.sweeps(synthetic)[0]
-    figure = plots.plot_graph(effects)
-    strongest = analysis.strongest_paths(effects, effects.units, plots.MAX_EDGES)
+    figure = view.plot_graph(effects)
+    strongest = analysis.strongest_paths(effects, effects.units, view.MAX_EDGES)
     edges = {trace.name: trace for trace in figure.data if trace.mode == "lines" and trace.x[0] is not None}
     assert len(edges) == len(strongest) == 20
     widths = []
     for _, path in strongest.iterrows():
-        edge = edges[plots.path_name(path)]
+        edge = edges[view.path_name(path)]
         assert (edge.x[0], edge.y[0]) == (path["sender_layer"], path["sender_head"])
         if path["receiver_layer"] != LOGITS:
             assert (edge.x[-1], edge.y[-1]) == (path["receiver_layer"], path["receiver_head"])
@@ -360,13 +361,13 @@ def test_the_graph_has_the_strongest_paths_with_their_ends_and_effects(synthetic
 
 def test_report_and_head_page_show_the_paths(synthetic: Run) -> None:
     assert validate(synthetic) == []
-    groups = [*report.charts(assembly.render_context(synthetic))]
+    groups = [*view.charts(assembly.render_context(synthetic))]
     assert [len([*group.charts]) for group in groups] == [3]
     effects = analysis.sweeps(synthetic)[0]
     strongest = analysis.strongest_paths(effects, effects.units, 1).iloc[0]
     own = head_results(synthetic, "base", strongest["sender_layer"], strongest["sender_head"])
     paths = [(result.details["end"], result.details["path"]) for result in own if result.question == "paths.head"]
-    assert ("from", plots.path_name(strongest)) in paths
+    assert ("from", view.path_name(strongest)) in paths
     json_data = overview(synthetic)
     assert json_data is not None
     assert len(json_data.data) == 2

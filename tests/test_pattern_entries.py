@@ -16,7 +16,7 @@ from support.tiny_studies import PAIRS, save_checkpoint
 import headscope as hs
 from headscope.interventions.pair_runs import Direction, PairRuns
 from headscope.interventions.units import head_unit, head_units
-from probes.patching.entry_plots import MAX_ENTRY_HEADS, plot_entries
+from probes.patching.plots import MAX_ENTRY_HEADS, plot_entries
 from probes.patching.position_maps import entry_maps
 
 FAMILIES = {

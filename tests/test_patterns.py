@@ -40,7 +40,7 @@ from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
 from headscope.study.config import build_study
 from headscope.study.runner import run_study as run_study
-from probes.patterns import PROBE, analysis, report, results
+from probes.patterns import PROBE, results, view
 from probes.patterns.run import collect_top_keys
 
 KEYS = 5
@@ -228,7 +228,7 @@ def test_displayed_text_is_one_line_without_control_characters() -> None:
     assert to_display_line("\u0301x") == "◌\u0301x"
     assert to_display_line(" שלום") == "\u2068 שלום\u2069"
     assert to_display_line("👨\u200d👩") == "👨\u200d👩"
-    text = analysis.TokenizedText(np.array(["a", "", "😀", "<b>"], dtype=object), np.zeros(4, bool))
+    text = results.TokenizedText(np.array(["a", "", "😀", "<b>"], dtype=object), np.zeros(4, bool))
     assert mark_token(text, 1) == "a‹😀›<b>"
 
 
@@ -269,31 +269,31 @@ def test_tokens_are_stored_once_per_document_and_all_heads_share_rows(run: Run) 
 def test_a_stored_row_equals_the_measured_row(run: Run, study_folder: Path) -> None:
     doc = str(run.pattern_texts["doc"].iloc[0])
     model = headscope.load(f"{study_folder / 'tiny'}@yarn:factor=4", device="cpu")
-    text = analysis.document_text(run, "yarn", doc)
+    text = results.document_text(run, "yarn", doc)
     ids = torch.tensor(run.token_text[run.token_text["doc"] == doc].sort_values("position")["token"].to_numpy())
     assert "".join(text.token_texts) == model.tokenizer.decode(ids)
     pattern_key = ("yarn", 48, doc, 3, 1)
-    queries = analysis.stored_queries(run, pattern_key)
+    queries = results.stored_queries(run, pattern_key)
     expected = pd.DataFrame(collect_top_keys(model, ids.long(), torch.tensor(queries), KEYS).compute())
     measured = expected[(expected["layer"] == 3) & (expected["head"] == 1) & (expected["query"] == queries[7])]
-    stored = analysis.top_keys(run, pattern_key, queries[7])
+    stored = results.top_keys(run, pattern_key, queries[7])
     assert stored["key"].tolist() == measured["key"].tolist()
     np.testing.assert_allclose(stored["weight"], measured["weight"], rtol=1e-6)
     assert (stored["distance"] == queries[7] - stored["key"]).all()
-    assert analysis.top_keys(run, pattern_key, 10**6).empty
-    assert analysis.top_keys(run, ("no", 48, doc, 3, 1), 0).empty
+    assert results.top_keys(run, pattern_key, 10**6).empty
+    assert results.top_keys(run, ("no", 48, doc, 3, 1), 0).empty
 
 
 def test_top_far_rows_have_the_largest_far_weights_and_a_least_distance(run: Run) -> None:
     far = run.far_keys[(run.far_keys["model"] == "base") & (run.far_keys["layer"] == 1) & (run.far_keys["head"] == 0)]
     far = far[far["context_length"] == 48]
-    rows = analysis.top_far_rows(run, "base", 1, 0, max_per_document=2)
+    rows = results.top_far_rows(run, "base", 1, 0, max_per_document=2)
     assert rows["weight"].max() == far["weight"].max()
     assert rows["weight"].is_monotonic_decreasing
     assert (rows["distance"] >= MIN_FAR_DISTANCE).all()
     for _, block in rows.groupby("doc"):
         assert len(block) <= 2
-        assert (np.diff(np.sort(block["query"])) >= analysis.MIN_ROW_DISTANCE).all()
+        assert (np.diff(np.sort(block["query"])) >= results.MIN_ROW_DISTANCE).all()
     mean = far.astype({"weight": "float64"}).groupby("doc", observed=True)["weight"].mean().mean()
     heads = run.heads[(run.heads["model"] == "base") & (run.heads["layer"] == 1) & (run.heads["head"] == 0)]
     assert heads["far_weight"].item() == pytest.approx(mean)
@@ -351,10 +351,10 @@ def test_every_token_of_a_prompt_is_a_query_row(study_folder: Path) -> None:
     run = headscope.patterns(str(study_folder / "tiny"), prompt=prompt, out=study_folder / "prompts", quiet=True)
     assert run.token_text["text"].tolist() == ["w1", " w2", " w3", " w1", " w2", "</s>", " w3"]
     assert run.token_text["special"].tolist() == [False] * 5 + [True, False]
-    assert analysis.stored_queries(run, ("base", 7, "prompt", 0, 0)) == [*range(7)]
+    assert results.stored_queries(run, ("base", 7, "prompt", 0, 0)) == [*range(7)]
     assert "far_keys" not in run.tables
     assert "attention_maps" in run.tables
-    assert not [*results.head_results(run, "base", 0, 0), *report.head_charts(run, "base", 0, 0)]
+    assert not [*results.head_results(run, "base", 0, 0), *view.head_charts(run, "base", 0, 0)]
     file = study_folder / "own.txt"
     file.write_text(prompt)
     again = headscope.patterns(
@@ -429,8 +429,8 @@ def test_combined_runs_show_each_prompt_in_its_own_tokens(study_folder: Path) ->
     run = combine_runs(runs)
     assert run.conflicting_row_counts == {}
     for label, prompt in zip(run.models, prompts, strict=True):
-        assert "".join(analysis.document_text(run, label, "prompt").token_texts).split() == prompt.split()
-    assert not analysis.have_same_tokens(run, "prompt", run.pattern_texts["context_length"][0], *run.models)
+        assert "".join(results.document_text(run, label, "prompt").token_texts).split() == prompt.split()
+    assert not results.have_same_tokens(run, "prompt", run.pattern_texts["context_length"][0], *run.models)
 
 
 def test_a_prompt_file_that_is_not_text_gives_one_line(study_folder: Path, tmp_path: Path) -> None:
@@ -459,16 +459,16 @@ def test_findings_and_charts_show_the_top_far_rows_without_markup(tmp_path: Path
     far_weight, example = by_question["patterns.far_weight"], by_question["patterns.example"]
     assert (far_weight.layer, far_weight.head, far_weight.value) == (*at, best["far_weight"])
     assert far_weight.n == 1
-    rows = analysis.top_far_rows(run, "base", *at)
+    rows = results.top_far_rows(run, "base", *at)
     assert [*results.head_results(run, "base", *at)] == [example]
     assert (example.value, example.details["distance"]) == (rows["weight"].iloc[0], rows["distance"].iloc[0])
     assert_names(sentence(example), rows["distance"].iloc[0])
-    (passage,) = report.head_charts(run, "base", *at)
+    (passage,) = view.head_charts(run, "base", *at)
     expected = [[format_number(row.weight), f"{row.distance:,}"] for row in rows.itertuples()]
     assert [row[:2] for row in passage.rows] == expected
-    groups = {group.heading: group for group in report.charts(assembly.render_context(run))}
+    groups = {group.heading: group for group in view.charts(assembly.render_context(run))}
     weights, distances, keys, _ = next(iter(groups["Top far rows"].charts)).figure.data[0].cells["values"]
-    assert len(weights) == len(rows[: analysis.MAX_FAR_ROWS])
+    assert len(weights) == len(rows[: results.MAX_FAR_ROWS])
     assert distances[0] == f"{rows['distance'].iloc[0]}"
     assert not any("<b>" in cell for cell in keys)
     assert any("&lt;b&gt;" in cell for cell in keys)

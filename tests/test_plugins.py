@@ -37,13 +37,13 @@ PLAYGROUND = [
 ]
 """Its questions about a prompt have the names of probes, whose code it does not use."""
 OTHER_MEANINGS = {
-    "ablation": [f"probes/needle/{name}.py" for name in ("analysis", "plots", "report", "results", "schema")],
-    "attribution": ["probes/needle/schema.py", *PLAYGROUND],
+    "ablation": [f"probes/needle/{name}.py" for name in ("analysis", "declaration", "plots", "results", "view")],
+    "attribution": ["probes/needle/declaration.py", *PLAYGROUND],
     "patching": PLAYGROUND,
     "needle": [
         *("headscope/prompts/haystack.py", "headscope/prompts/needle_grid.py", "headscope/prompts/pair_sets.py"),
-        *("headscope/prompts/needles.py", "probes/ablation/schema.py", "probes/patching/run.py"),
-        *("probes/attribution/schema.py", "probes/sparsity/questions.py", "probes/sparsity/run.py"),
+        *("headscope/prompts/needles.py", "probes/ablation/declaration.py", "probes/patching/run.py"),
+        *("probes/attribution/declaration.py", "probes/sparsity/declaration.py", "probes/sparsity/run.py"),
     ],
     "patterns": [
         *("headscope/measures/key_patterns.py", "headscope/measures/top_keys.py", "headscope/scores/minference.py"),
@@ -53,7 +53,7 @@ OTHER_MEANINGS = {
         *(f"headscope/measures/{name}.py" for name in ("copying", "logit_attribution")),
         *(f"headscope/prompts/{name}.py" for name in ("pairs", "span_tokens")),
     ],
-    "evaluate": ["headscope/tasks/harness.py", "probes/budget/run.py", "probes/budget/schema.py"],
+    "evaluate": ["headscope/tasks/harness.py", "probes/budget/run.py", "probes/budget/declaration.py"],
     "scaling": ["headscope/models/gguf_check.py"],
     "sparsity": ["headscope/scores/minference.py"],  # exports its table
     "window": ["headscope/attention/record.py", "headscope/kernels/pair_moments.py"],

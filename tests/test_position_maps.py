@@ -27,10 +27,10 @@ from headscope.results.collection import all_results
 from headscope.results.result import Result
 from headscope.results.words import sentence
 from headscope.runs.run import Run
-from probes.patching import report
+from probes.patching import view
+from probes.patching.plots import plot_positions
 from probes.patching.position_maps import PositionMap, layer_maps, unit_maps
-from probes.patching.position_plots import plot_positions
-from probes.patching.position_results import map_result
+from probes.patching.results import map_result
 
 HEADINGS = ("Patching of layers", "Patching of entries of the attention pattern")
 SHOWN_MAP = """(plot) => ({
@@ -123,7 +123,7 @@ def test_a_menu_selects_the_heads_of_every_pair(run: Run) -> None:
 
 
 def test_report_and_app_show_maps_of_all_pairs(run: Run) -> None:
-    charts = {group.heading: [*group.charts] for group in report.charts(assembly.render_context(run))}
+    charts = {group.heading: [*group.charts] for group in view.charts(assembly.render_context(run))}
     menus = [chart for heading in HEADINGS for chart in charts[heading] if chart.figure.layout.updatemenus]
     assert len(menus) == 3
     assert all("menu selects one of 4 pairs" in f"{chart.line} {chart.explanation}" for chart in menus)

@@ -28,13 +28,11 @@ from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from headscope.study.runner import run_study
 from headscope.training.adapter_trainer import validation_loss
-from probes.pretrain import report
-from probes.pretrain.analysis import final_checkpoint_labels, variant_table
-from probes.pretrain.model_setup import initial_positions, random_model
-from probes.pretrain.results import Statistic, _judged_over_seeds, results
+from probes.pretrain import view
+from probes.pretrain.declaration import PretrainOptions, TrainingKey
+from probes.pretrain.results import Statistic, _judged_over_seeds, final_checkpoint_labels, results, variant_table
 from probes.pretrain.run import PretrainRunner
-from probes.pretrain.schema import PretrainOptions, TrainingKey
-from probes.pretrain.trainer import PretrainTrainer
+from probes.pretrain.trainer import PretrainTrainer, initial_positions, random_model
 
 VARIANTS = ["rope", "prope", "alibi", "nope", "adarope", "no-freq", "no-scale", "shared-freq", "fixed-log"]
 TINY: dict[str, Any] = {
@@ -287,7 +285,7 @@ def test_monitoring_measures_each_checkpoint_and_leaves_the_weights_unchanged(
 
 
 def test_losses_are_plotted_relative_to_the_first_training(trained: Run) -> None:
-    figure = report.plot_loss_against_first(trained.validation)
+    figure = view.plot_loss_against_first(trained.validation)
     line = next(trace for trace in figure.data if trace.name == "alibi-s0")
     rows = trained.validation.astype({"adapter": "str", "nll": "float64"})
     rows = rows.assign(nll=rows["nll"] * rows["tokens"]).groupby(["adapter", "step"])[["nll", "tokens"]].sum()
@@ -478,7 +476,7 @@ def test_the_variant_table_compares_every_variant_with_rope_and_lists_its_seeds(
 def test_a_single_variant_has_no_comparison() -> None:
     for names in (["rope-s0"], ["rope-s0", "rope-s1"]):
         run = FakeRun({name: head_columns(False) for name in names}, dict.fromkeys(names, 4.0))
-        assert not list(report.charts(RenderContext(run, names, run.heads, names[0], {})))  # type: ignore[arg-type]
+        assert not list(view.charts(RenderContext(run, names, run.heads, names[0], {})))  # type: ignore[arg-type]
 
 
 def test_losses_at_other_lengths_give_no_claim_about_loss() -> None:

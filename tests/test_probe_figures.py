@@ -12,9 +12,9 @@ from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study import runner as study
 from headscope.study.config import build_study
-from probes.scaling import report as scaling
-from probes.window import plots as window
-from probes.window.analysis import SCHEME_NAMES, accuracy_by_width, mass_bounds
+from probes.scaling import view as scaling
+from probes.window import view as window
+from probes.window.results import SCHEME_NAMES, accuracy_by_width, mass_bounds
 
 
 @pytest.fixture(scope="module")

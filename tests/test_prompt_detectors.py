@@ -31,8 +31,8 @@ from headscope.results import words
 from headscope.run import Run
 from probes.detectors import PROBE
 from probes.detectors import results as detector_results
+from probes.detectors.declaration import PROMPT_TARGETS, SCORES
 from probes.detectors.run import run_listener
-from probes.detectors.scores import PROMPT_TARGETS, SCORES
 
 IDS = np.array([5, 6, 7, 5, 5, 6, 8, 7, 5, 6, 6, 9])
 FAMILIES = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3", "olmo2", "gpt_neox", "qwen2")

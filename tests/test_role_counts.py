@@ -13,7 +13,7 @@ from headscope.results.collection import all_results
 from headscope.runs.column_metadata import exceeds, falls_below, heads_with_role, roles
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
-from probes.detectors.scores import SCORES
+from probes.detectors.declaration import SCORES
 from probes.needle.analysis import retrieval_summary, scores_by_group
 from probes.needle.scores import RETRIEVAL_THRESHOLD
 from probes.weights.results import _value_results as value_results

@@ -15,8 +15,8 @@ from support.refusals import refuses
 from headscope.errors import BadOption
 from headscope.study import runner as study
 from headscope.study.config import build_study
+from probes.scaling.declaration import theorem_case
 from probes.scaling.run import ROPE_BASE, log_ess, logit_means, logit_scale
-from probes.scaling.schema import theorem_case
 
 SEEDS = st.integers(0, 2**31)
 

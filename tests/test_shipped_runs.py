@@ -21,8 +21,8 @@ from headscope.run import Run
 from headscope.runs.columns import FORMAT_VERSION, all_tables
 from headscope.runs.run_tables import validate
 from headscope.study.config import OptionParts, build_study, read_study
-from probes.patching import analysis, report
-from probes.patching.model_changes import model_results
+from probes.patching import analysis, view
+from probes.patching.analysis import model_results
 
 EXAMPLE = example_run()
 EXAMPLE_MAPS = example_maps()
@@ -115,7 +115,7 @@ def test_verdicts_by_our_criteria_are_not_counted_as_claims_of_the_paper(path: P
 def test_patching_runs_appear_in_report_and_app(path: Path) -> None:
     run = Run.open(path)
     tasks = run.table("patching")["prompts"].nunique()
-    assert len([*report.charts(assembly.render_context(run))]) == tasks + 1
+    assert len([*view.charts(assembly.render_context(run))]) == tasks + 1
     assert create_app(path).server.test_client().get("/").status_code == 200
 
 

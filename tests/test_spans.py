@@ -31,10 +31,10 @@ from headscope.results.result import Result
 from headscope.run import Run
 from headscope.runs.aggregation import confidence_interval, plain_types
 from headscope.study.config import build_study
-from probes.spans import report, results
+from probes.spans import results, view
 from probes.spans.analysis import head_scores, shown_pairs, span_means
 from probes.spans.layout import named_spans
-from probes.spans.pair_explorer import pair_page
+from probes.spans.view import pair_page
 
 PROMPTS = 20
 
@@ -170,13 +170,13 @@ def test_results_and_charts_have_the_numbers_of_the_tables(run: Run) -> None:
     assert abs(separating.value - 0.5) == pytest.approx((heads["spans_auroc"] - 0.5).abs().max())
     assert separating.low < separating.value < separating.high or separating.value in (0, 1)
     context = assembly.render_context(run)
-    charts = [chart for group in report.charts(context) for chart in group.charts]
+    charts = [chart for group in view.charts(context) for chart in group.charts]
     assert len(charts) == 13
-    (passage,) = report.head_card(run, "base", 1, 2)
+    (passage,) = view.head_card(run, "base", 1, 2)
     assert [row[0] for row in passage.rows] == ["first", "instruction", "rest", "data", "generated"]
     weights = run.rows("span_weights", model="base", layer=1, head=2)["weight"]
     assert weights.sum() == pytest.approx(1, abs=1e-5)
-    assert len([*report.head_charts(run, "base", 1, 2)]) == 2
+    assert len([*view.head_charts(run, "base", 1, 2)]) == 2
     matrix = span_means(run, "base", 1, 2).set_index(["query", "key"])["mass"]
     assert matrix["last", "instruction"] == pytest.approx(
         run.heads.query("model == 'base' and layer == 1 and head == 2")["spans_mass"].item(), rel=1e-5
@@ -397,7 +397,7 @@ def test_a_class_without_tokens_is_a_warning(tiny: Path, tmp_path: Path) -> None
     (result,) = results.results(run)
     assert (result.question, result.details) == ("spans.missing", {"query": "last", "key": "newline"})
     assert "spans_mass" not in run.heads
-    assert len([*report.head_charts(run, "base", 0, 0)]) == 1
+    assert len([*view.head_charts(run, "base", 0, 0)]) == 1
 
 
 def test_a_prompt_without_marks_is_refused(tiny: Path, tmp_path: Path) -> None:
@@ -409,7 +409,7 @@ def test_synthetic_runs_have_every_part(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, probes=("spans",))
     assert {"spans_mass", "spans_auroc", "lookback_ratio"} <= {*run.heads}
     assert {result.question for result in results.results(run)} >= {"spans.top_head", "spans.held_out"}
-    assert all([*group.charts] for group in report.charts(assembly.render_context(run)))
+    assert all([*group.charts] for group in view.charts(assembly.render_context(run)))
     assert len(head_scores(run, "base")) == 24
 
 

@@ -32,7 +32,7 @@ from headscope.runs.run import Run
 from headscope.study.config import Study, build_study
 from headscope.study.runner import run_study
 from probes.sparsity import results as sparsity_results
-from probes.sparsity.report import charts
+from probes.sparsity.view import charts
 
 LENGTH, MAX_ERROR = 45, 1e-5
 IDS = torch.randint(3, families.VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(0))

@@ -35,11 +35,11 @@ from probes.sparsity.analysis import (
     shared_pair,
     shown_rules,
 )
-from probes.sparsity.report import charts, head_charts
+from probes.sparsity.declaration import BEST, DENSE, INDEXER, TEXT, SparsityOptions
+from probes.sparsity.declaration import PUBLISHED as PUBLISHED_RULE
 from probes.sparsity.results import FEW_KEYS, keys_result
 from probes.sparsity.run import SparsityRunner
-from probes.sparsity.schema import BEST, DENSE, INDEXER, TEXT, SparsityOptions
-from probes.sparsity.schema import PUBLISHED as PUBLISHED_RULE
+from probes.sparsity.view import charts, head_charts
 
 LENGTH, DOCS, ROWS = 40, 3, 8
 FAMILIES = ("top", "group-top", "layer-top", "block-mean:4", "streaming:1", "vertical-slash")

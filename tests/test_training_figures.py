@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import pytest
 from support.refusals import assert_names
 
-from probes.adapt import plots as training
+from probes.adapt import view as training
 
 TRAINING = pd.DataFrame(
     {

@@ -14,7 +14,7 @@ from headscope.rendering.explorer_blocks import LinkChoice, Passage
 from headscope.rendering.text import format_percent
 from headscope.runs.run import Run
 from probes.needle import PROBE, results
-from probes.needle.schema import NEEDLES
+from probes.needle.declaration import NEEDLES
 from probes.needle.trial_explorer import trials_page
 
 

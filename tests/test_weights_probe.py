@@ -36,11 +36,10 @@ from headscope.study.config import build_study
 from headscope.study.runner import run_study
 from probes.patterns.lens import lens_page
 from probes.weights.analysis import mean_contributions
-from probes.weights.questions import QUESTIONS
-from probes.weights.report import charts
-from probes.weights.results import results
+from probes.weights.declaration import ALL_OTHERS, WeightsOptions
+from probes.weights.results import QUESTIONS, results
 from probes.weights.run import TextObserver, attribution_tables
-from probes.weights.schema import ALL_OTHERS, WeightsOptions
+from probes.weights.view import charts
 
 LENGTH = 40
 

@@ -14,9 +14,9 @@ from headscope.errors import BadOption, Interrupted
 from headscope.study import runner as study
 from headscope.study.config import build_study
 from probes.window import run as window
-from probes.window.analysis import SOLVED_ACCURACY, accuracy_by_width, mass_bounds
+from probes.window.declaration import WindowOptions
+from probes.window.results import SOLVED_ACCURACY, accuracy_by_width, mass_bounds
 from probes.window.run import SCHEMES, WindowModels, train_models
-from probes.window.schema import WindowOptions
 
 SMALL = WindowOptions(center=12, widths=[3, 7], seeds=2, steps=150)
 DISTANCES = torch.arange(1, 2 * SMALL.center).float()

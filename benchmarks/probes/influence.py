@@ -13,7 +13,7 @@ from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
-from probes.influence.gradient_estimate import estimate_effects
+from probes.influence.sweep import estimate_effects
 
 BENCHMARK_UNITS = 6
 """Units that are reset one at a time; the cost of a sweep is proportional to its units."""

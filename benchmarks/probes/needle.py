@@ -6,8 +6,8 @@ from typing import Any
 from headscope.positions.model import Model
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
+from probes.needle.declaration import NeedleOptions
 from probes.needle.run import NeedleRunner
-from probes.needle.schema import NeedleOptions
 
 BENCHMARK_LENGTHS, BENCHMARK_DEPTHS = 20, 10
 """Context lengths and depths of the benchmark, as many as in the paper."""

@@ -8,9 +8,8 @@ import torch
 from headscope.positions.attach import attached
 from headscope.positions.model import Model, load
 from headscope.training.adapter_trainer import BETAS, EPSILON
-from probes.pretrain.model_setup import initial_positions, random_model
-from probes.pretrain.schema import PretrainOptions
-from probes.pretrain.trainer import PretrainTrainer
+from probes.pretrain.declaration import PretrainOptions
+from probes.pretrain.trainer import PretrainTrainer, initial_positions, random_model
 
 STEPS_PER_TIMING = 6
 """Steps of one timing of the benchmark; each variant takes one untimed step first."""

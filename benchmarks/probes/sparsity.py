@@ -13,8 +13,8 @@ from headscope.measures.sparse_rows import SparseRows
 from headscope.measures.sparse_rules import parse_rule
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
+from probes.sparsity.declaration import DEFAULT_RULES
 from probes.sparsity.run import SparsityObserver
-from probes.sparsity.schema import DEFAULT_RULES
 
 ROWS = 64
 WHOLE_MODEL_RULES = ("top:256", "streaming:4:252")

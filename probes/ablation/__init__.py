@@ -16,7 +16,10 @@ class Ablation(Probe):
     function = "ablate"
     takes = ("models", "text", "docs")
     example = "headscope ablate --model base=smollm2-135m --prompt 'The capital of France is' --answer ' Paris'"
-    parts = "options runner tables statistics head_columns questions results head_results glossary charts"
+    parts = (
+        "options runner tables statistics=results.STATISTICS head_columns=results.head_statistics questions "
+        "results head_results glossary charts"
+    )
 
 
 PROBE = Ablation()

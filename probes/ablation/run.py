@@ -30,7 +30,7 @@ from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.named_heads import NamedHeads
 from headscope.study.prompt_sets import PromptSets
-from probes.ablation.schema import ABLATION, ABLATION_SETS, POSITIONS_MARK, AblationOptions
+from probes.ablation.declaration import ABLATION, ABLATION_SETS, POSITIONS_MARK, AblationOptions
 
 log = logging.getLogger("headscope")
 

@@ -17,8 +17,7 @@ from headscope.results.collection import all_results
 from headscope.results.result import Result
 from headscope.runs.run import Run
 from headscope.runs.summary import model_identity
-from probes.adapt.compared_models import ComparedModels
-from probes.adapt.results import losses_by_position
+from probes.adapt.results import ComparedModels, losses_by_position
 
 PAGE_PATH = Path(__file__).parents[2] / "docs" / "paper.md"
 PICTURES_PATH = Path(__file__).with_name("pictures.md")

@@ -37,7 +37,7 @@ from headscope.training.adapter_trainer import (
 )
 from headscope.training.adarope_variants import VARIANT_SETUPS
 from headscope.training.sequence_sampler import SequenceSampler
-from probes.adapt.schema import AdaptOptions
+from probes.adapt.declaration import AdaptOptions
 
 log = logging.getLogger("headscope")
 

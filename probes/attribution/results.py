@@ -12,8 +12,7 @@ from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 from probes.attribution.answers import results as answers
-from probes.attribution.schema import mean_over_positions
-from probes.attribution.scores import NEXT_TOKEN
+from probes.attribution.declaration import NEXT_TOKEN, mean_over_positions
 
 
 def results(run: Run) -> Iterator[Result]:

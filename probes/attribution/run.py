@@ -16,7 +16,7 @@ from headscope.study.cells import Cell, PassCell, TextPass, document_of, pass_co
 from headscope.study.context import StudyContext
 from headscope.study.prompt import ProbeTexts
 from probes.attribution.answers.run import AnswerRunner
-from probes.attribution.schema import AttributionOptions
+from probes.attribution.declaration import AttributionOptions
 
 
 class AttributionRunner:

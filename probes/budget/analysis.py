@@ -14,9 +14,33 @@ import pandas as pd
 
 from headscope.effects.sweep import Sweep, effects_table, sweep_effects
 from headscope.runs.aggregation import mean_losses, plain_types
-from headscope.runs.column_metadata import Statistic, exceeds
+from headscope.runs.column_metadata import Statistic, exceeds, is_statistic, statistic
 from headscope.runs.run_tables import RunTables
-from probes.budget.schema import ANSWERS, CACHE, EVERY_ORDER, LOSS, ORDERS, RANDOM, SETTINGS, TASKS
+from probes.budget.declaration import ANSWERS, CACHE, EVERY_ORDER, LOSS, ORDERS, RANDOM, SETTINGS, TASKS
+from probes.budget.streaming_order import streaming_count
+
+ORDER_LABELS = {
+    "effective-length": "effective length",
+    "local-mass": "local mass",
+    "far-mass": "far mass",
+    RANDOM: "random order",
+    EVERY_ORDER: "every order",
+}
+
+
+def order_label(order: str) -> str:
+    """The name of an order in text: of a column of a run, the label of its statistic."""
+    if order in ORDER_LABELS:
+        return ORDER_LABELS[order]
+    column = order.removeprefix("-")
+    label = statistic(column).label if is_statistic(column) else column
+    return f"{label}, highest first" if column != order else label
+
+
+def describe_window(settings: pd.Series) -> str:
+    """The tokens that a streaming KV group keeps: "the first 64 and last 256 tokens"."""
+    return f"the first {int(settings['sink']):,} and last {int(settings['recent']):,} tokens"
+
 
 LOWER_IS_BETTER = " (lower is better)"
 """End of the name of such a metric."""
@@ -211,3 +235,23 @@ def _rows(run: RunTables, table: str) -> pd.DataFrame:
     """The rows of a table with shares rounded to the digits that float32 keeps."""
     rows = plain_types(run.table(table))
     return rows.assign(share=rows["share"].round(6)) if "share" in rows else rows
+
+
+def loss_by_kept_keys(run: RunTables) -> pd.DataFrame | None:
+    """The table of `Probe.loss_by_kept_keys`, a rule `budget ORDER:SHARE` for each order and share of the KV groups.
+
+    A head that does not stream keeps all earlier keys; a streaming one keeps the first and last tokens of the setting,
+    of rows that see as many.
+    """
+    if LOSS.name not in run.tables:
+        return None
+    rows = run.derived(loss_changes).reset_index().melt([*CURVE_KEYS, "doc"], var_name="share", value_name="change")
+    rows = rows[(rows["share"] > 0) & (rows["share"] < 1)].dropna()
+    rows = rows.merge(run.table(SETTINGS.name).astype({"model": "str"}), on="model")
+    visible = (rows["context_length"] + 1) / 2
+    limits = zip(rows["context_length"], rows["sink"] + rows["recent"], strict=True)
+    streaming = [np.minimum(np.arange(1, length + 1), most).mean() for length, most in limits]
+    counts = [streaming_count(share, groups) for share, groups in zip(rows["share"], rows["groups"], strict=True)]
+    share = np.array(counts) / rows["groups"]
+    rows["rule"] = [f"budget {order}:{size:g}" for order, size in zip(rows["order"], rows["share"], strict=True)]
+    return rows.assign(kept=(1 - share) * visible + share * streaming, visible=visible)

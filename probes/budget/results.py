@@ -21,11 +21,11 @@ from probes.budget.analysis import (
     cache_sizes,
     complete_curve,
     document_summaries,
+    order_label,
     summaries,
     task_scores,
 )
-from probes.budget.labels import order_label
-from probes.budget.schema import ANSWERS, LOSS, RANDOM, SETTINGS, STABILITY, TASKS
+from probes.budget.declaration import ANSWERS, LOSS, RANDOM, SETTINGS, STABILITY, TASKS
 
 ORDER_QUESTIONS = {
     "area": "budget.area",

@@ -19,7 +19,7 @@ from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.prompt_sets import PromptSets
 from probes.budget import passes
-from probes.budget.schema import (
+from probes.budget.declaration import (
     ANSWERS,
     CACHE,
     EVERY_ORDER,

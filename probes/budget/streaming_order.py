@@ -11,7 +11,7 @@ from headscope.model_identity import AcceptedWeights
 from headscope.runs.run import Run
 from headscope.scores import HeadScores, match_heads, model_heads, read, refuse_other_model
 from headscope.streaming import StreamingWindow
-from probes.budget.schema import RUN_PATTERN
+from probes.budget.declaration import RUN_PATTERN
 
 SIGNS_AND_COLUMNS: Mapping[str, tuple[int, str]] = {
     "effective-length": (1, "log_ess2"),

@@ -13,7 +13,10 @@ class Circuit(Probe):
     group = "Causes"
     order = 47
     example = "headscope circuit --model base=smollm2-135m --pairs ioi --count 8 --by span --heads L20H0,L23H3,L29H1"
-    parts = "options runner tables statistics head_columns questions results head_results glossary charts"
+    parts = (
+        "options runner tables statistics=results.STATISTICS head_columns=results.head_statistics questions "
+        "results head_results glossary charts"
+    )
 
 
 PROBE = Circuit()

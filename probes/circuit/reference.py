@@ -21,7 +21,7 @@ from headscope.positions.model import Model
 from headscope.prompts.pair_sets import PairSet
 from headscope.prompts.pairs import TokenPair, common_suffix_length
 from headscope.runs.aggregation import MIN_DOCUMENTS
-from probes.circuit.schema import CircuitOptions
+from probes.circuit.declaration import CircuitOptions
 
 log = logging.getLogger("headscope")
 

@@ -25,8 +25,8 @@ from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.named_heads import NamedHeads
 from headscope.study.prompt_sets import PromptSets
+from probes.circuit.declaration import CIRCUIT, CIRCUIT_MEMBERS, WHOLE, CircuitOptions, split_positions
 from probes.circuit.reference import Reference
-from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS, WHOLE, CircuitOptions, split_positions
 
 log = logging.getLogger("headscope")
 RESIDUAL_STREAM_MEMORY_BYTES = 2**30

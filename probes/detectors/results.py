@@ -13,7 +13,7 @@ from headscope.results.samples import allow_for_choice, mean_result
 from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
-from probes.detectors.scores import TARGETS
+from probes.detectors.declaration import TARGETS
 
 LINE_KINDS = 4
 """Kinds of key that the line of a prompt has room for; its sentence has all."""

@@ -24,8 +24,7 @@ from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.config import MAX_PROMPT_TOKENS
 from headscope.study.context import StudyContext
-from probes.detectors.own_pattern import Matrix, pattern_matrix, pattern_source
-from probes.detectors.schema import DetectorsOptions
+from probes.detectors.declaration import DetectorsOptions, Matrix, pattern_matrix, pattern_source
 
 BYTE_TOKEN_PATTERN = re.compile(r"<0x[0-9A-F]{2}>")
 """A token for a single byte, as byte-fallback tokenizers have them."""

@@ -15,7 +15,8 @@ class Evaluate(Probe):
     takes = ("models",)
     example = "headscope evaluate --model base=smollm2-135m --tasks niah_single_1,ruler_vt --length 4096 --limit 50"
     parts = (
-        "options runner tables statistics model_columns questions=results.QUESTIONS results overview glossary charts"
+        "options runner tables statistics=results.STATISTICS model_columns=results.model_statistics "
+        "questions=results.QUESTIONS results overview glossary charts"
     )
 
 

@@ -12,7 +12,7 @@ from headscope.study.cells import Cell
 from headscope.study.context import StudyContext
 from headscope.tasks.harness import Task
 from headscope.tasks.task_set import TaskSet
-from probes.evaluate.schema import EvaluateOptions
+from probes.evaluate.declaration import EvaluateOptions
 
 
 class EvaluateRunner:

@@ -6,7 +6,7 @@ from headscope.plugin_api import Result, Run
 from headscope.results.questions import Question
 from headscope.runs.column_metadata import statistic
 from headscope.runs.summary import default_models
-from probes.imported.scores import correlations
+from probes.imported.declaration import correlations
 
 QUESTIONS = (
     Question(

@@ -4,7 +4,7 @@ from typing import Any
 
 from headscope.plugin_api import Cell, Model, StudyContext
 from headscope.scores import match_heads, read, refuse_other_model
-from probes.imported.schema import IMPORTED, ImportedOptions
+from probes.imported.declaration import IMPORTED, ImportedOptions
 
 
 class ImportedRunner:

@@ -16,8 +16,8 @@ class Influence(Probe):
     order = 40
     example = "headscope influence --model learned=smollm2-135m@adarope:adapter=PATH --length 2048"
     parts = (
-        "options runner tables statistics=head_columns.STATISTICS head_columns=head_columns.head_statistics "
-        "questions results head_results glossary charts overview_cards page"
+        "options runner tables statistics head_columns questions results head_results glossary charts "
+        "overview_cards page"
     )
 
 

@@ -5,20 +5,106 @@ Every difference is paired: both losses are those of one document.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from headscope.effects.sweep import UNIT_KEYS, Effects, effects_table, rows_of_sweep, sweep_effects
-from headscope.effects.units import units_of_head
+from headscope.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_TEXT, column_part, describe_ablation
+from headscope.effects.sweep import (
+    UNIT_KEYS,
+    Effects,
+    Sweep,
+    best_method_rows,
+    effects_table,
+    rows_of_sweep,
+    sweep_effects,
+)
+from headscope.effects.units import head_columns, units_of_head
 from headscope.estimates import EXACT
-from headscope.runs.aggregation import rows_at_longest_length
-from headscope.runs.column_metadata import exceeds, statistics
+from headscope.runs.aggregation import plain_types, rows_at_longest_length
+from headscope.runs.column_metadata import Statistic, exceeds, statistics
 from headscope.runs.run_tables import RunTables
 from probes.influence import bands
-from probes.influence.effect_rows import SWEEP, longest_rows, read_set_rows, read_unit_rows, with_objective
-from probes.influence.schema import NAMED_SET_PREFIX, UNIT_TABLES
+from probes.influence.bands import band_mask
+from probes.influence.declaration import NAMED_SET_PREFIX, SET_TABLES, UNIT_TABLES
+
+TEXT_NOUNS = {"text": "document", "answer": "trial"}
+"""Noun for one text, by objective."""
+SATURATION_FACTOR = 2.0
+"""Saturation of the second-order term, in mean absolute first-order estimates of the text's sweep [ours]."""
+ESTIMATE_KEYS = ["model", "context_length", "doc", "fact", "depth", "component", "target", "layer", "kv_group", "head"]
+SWEEP = Sweep(
+    keys=("model", "context_length", "intervention", "target", "objective"),
+    sample="doc",
+    value="delta_nll",
+    methods=("exact", "damped", "second-order", "estimate"),
+)
+"""One change of every unit of a model. The intervention is the component in the tables."""
+
+
+def with_objective(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a column `objective`. For answers, `doc` names the trial and `context_length` is the longest of the
+    model's grid, because the grid is one sweep."""
+    if "objective" in rows:
+        return rows
+    if "fact" not in rows:
+        return rows.assign(objective="text")
+    rows = plain_types(rows)
+    trial = ["doc", "fact", "depth", "context_length"]
+    trials = rows[trial].drop_duplicates()
+    trials["trial"] = [
+        f"{doc}, {fact} at {100 * depth:.0f} % of {length:,} tokens"
+        for doc, fact, depth, length in trials.itertuples(index=False)
+    ]
+    names = rows.merge(trials, on=trial, how="left")["trial"].to_numpy()
+    longest = rows.groupby("model")["context_length"].transform("max")
+    return rows.assign(objective="answer", doc=names, context_length=longest).drop(columns=["fact", "depth"])
+
+
+def read_unit_rows(run: RunTables) -> pd.DataFrame | None:
+    """The run's rows of single units, of both objectives; None if there are none."""
+    return _read_tables(run, UNIT_TABLES.values())
+
+
+def read_set_rows(run: RunTables) -> pd.DataFrame | None:
+    """The run's rows of sets of units, of both objectives; None if there are none."""
+    return _read_tables(run, SET_TABLES.values())
+
+
+def _read_tables(run: RunTables, table_names: Iterable[str]) -> pd.DataFrame | None:
+    blocks = [with_objective(run.table(name)) for name in table_names if name in run.tables]
+    if len(blocks) < 2:
+        return blocks[0] if blocks else None
+    return pd.concat(map(plain_types, blocks), ignore_index=True)
+
+
+def longest_rows(influence: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `SWEEP` at the longest length of each model and objective, with damped estimates."""
+    rows = rows_at_longest_length(with_objective(plain_types(influence)), ["model", "objective"])
+    return add_damped_estimates(rows).rename(columns={"component": "intervention"})
+
+
+def add_damped_estimates(influence: pd.DataFrame) -> pd.DataFrame:
+    """The rows, plus one of method `damped` for every unit and text that has both `estimate` and `second-order`.
+
+    first + added / (1 + |added| / scale), in nats/token, with first = estimate, added = second-order - estimate and
+    scale twice the mean |first| over the units of the text's sweep. The table may lack some of the keys.
+    """
+    unit = [name for name in ESTIMATE_KEYS if name in influence]
+    rows = influence.astype({"method": "str", "delta_nll": "float64"})
+    first, second = (rows[rows["method"] == method].set_index(unit) for method in ("estimate", "second-order"))
+    added = (second["delta_nll"] - first["delta_nll"]).dropna()
+    if added.empty:
+        return rows
+    base = first.loc[added.index]
+    sweep = [name for name in unit if name not in ("layer", "kv_group", "head")]
+    scale = SATURATION_FACTOR * base["delta_nll"].abs().groupby(level=sweep, observed=True).transform("mean")
+    size = (added.abs() / scale).fillna(0)  # 0 / 0 if the whole sweep has no effect
+    damped = base.assign(method="damped", delta_nll=base["delta_nll"] + added / (1 + size))
+    return pd.concat([rows, damped.reset_index()], ignore_index=True)
+
 
 ANSWERED_THRESHOLD = 0.5
 """A trial counts as answered if more than this share of the answer's tokens is the model's top prediction [ours]."""
@@ -140,3 +226,70 @@ def _sets(run: RunTables, key: Mapping[str, Any], are_named: bool) -> pd.DataFra
 
 def _set_table(run: RunTables) -> pd.DataFrame:
     return effects_table(run.derived(set_sweeps))
+
+
+COMPONENT_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "joint": "frequencies and temperature",
+        "freq": "frequencies",
+        "scale": "temperature",
+        "zero": "zero ablation",
+        MEAN_OF_TEXT: describe_ablation(MEAN_OF_TEXT),
+        MEAN_OF_DOCUMENT: describe_ablation(MEAN_OF_DOCUMENT),
+        "uniform": "uniform attention",
+        "kv-int8": "8-bit keys and values",
+        "kv-int4": "4-bit keys and values",
+    }
+)
+"""Text for each component; a user's own intervention has its name."""
+
+_COLUMN_PREFIXES = {"text": "", "answer": "answer_"}
+_UNIT_NOTE = "of the head, or of its KV group if that was measured"
+_RESET_LABELS = {"joint": "influence", "freq": "influence of frequencies", "scale": "influence of temperature"}
+_RESET_PARAMETERS = {"joint": "frequencies and temperature", "freq": "frequencies", "scale": "tau and gamma"}
+_CONDITIONS = {
+    name: f"when {_RESET_PARAMETERS[name]} {_UNIT_NOTE}, are reset"
+    if name in _RESET_PARAMETERS
+    else f"under {words} {_UNIT_NOTE}"
+    for name, words in COMPONENT_DESCRIPTIONS.items()
+}
+"""What is changed, by component."""
+_RESET_TARGET = "; to the start of training where measured, else to the checkpoint's own parameters"
+
+STATISTICS: Mapping[str, Statistic] = MappingProxyType(
+    {
+        f"influence_{column_part(name)}": Statistic(
+            _RESET_LABELS.get(name, f"influence, {words}"),
+            "nats/token",
+            f"rise of the loss {_CONDITIONS[name]}{_RESET_TARGET if name in _RESET_PARAMETERS else ''}",
+            number_format="+.2g",
+        )
+        for name, words in COMPONENT_DESCRIPTIONS.items()
+    }
+    | {
+        f"influence_answer_{column_part(name)}": Statistic(
+            f"influence on answers, {words}",
+            "nats/token",
+            f"rise of the loss of the answer about a hidden fact {_CONDITIONS[name]}; mean over trials",
+            number_format="+.2g",
+        )
+        for name, words in COMPONENT_DESCRIPTIONS.items()
+    }
+)
+
+
+def head_statistics(run: RunTables) -> pd.DataFrame | None:
+    """Columns by (model, layer, head, kv_group): `influence_<component>` at the longest length and, over all trials,
+    `influence_answer_<component>`, each with its confidence interval and method. Estimates have no interval, and bands
+    of pairs no columns."""
+    unit_rows = read_unit_rows(run)
+    if unit_rows is None:
+        return None
+    rows = longest_rows(unit_rows[~band_mask(unit_rows["component"])])
+    if rows.empty:
+        return None
+    order = rows["target"].map({"init": 0, "base": 1}).fillna(0)
+    of_model = [rows[name] for name in ("model", "intervention", "objective")]
+    rows = best_method_rows(rows[order == order.groupby(of_model).transform("min")], SWEEP)
+    columns = "influence_" + rows["objective"].map(_COLUMN_PREFIXES) + rows["intervention"].map(column_part)
+    return head_columns(run, rows.assign(column=columns), SWEEP)

@@ -21,18 +21,78 @@ from headscope.effects.ranking import select_units
 from headscope.errors import BadInput
 from headscope.interventions.units import Unit
 from headscope.positions.model import Model, load
+from headscope.prompts.needle_grid import NeedleGrid, even_depths
+from headscope.prompts.needles import read_needles
 from headscope.prompts.texts import TokenDocument
 from headscope.runs.arrow import Rows
 from headscope.study.ablations import StudyAblations
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
+from probes.influence.analysis import SWEEP, add_damped_estimates
 from probes.influence.bands import is_band
-from probes.influence.effect_rows import SWEEP, add_damped_estimates
-from probes.influence.gradient_estimate import CURVATURE_DRAWS
-from probes.influence.objective_texts import ObjectiveText, answer_grid, answer_texts, document_texts
-from probes.influence.schema import SET_TABLES, UNIT_COLUMNS, UNIT_TABLES, InfluenceOptions
-from probes.influence.sweep import NO_TARGET, ComponentKey, QKVEdit, Row, Sweep, TextReplay, plan_sweep, set_sizes
+from probes.influence.declaration import SET_TABLES, UNIT_COLUMNS, UNIT_TABLES, InfluenceOptions
+from probes.influence.sweep import (
+    CURVATURE_DRAWS,
+    NO_TARGET,
+    ComponentKey,
+    QKVEdit,
+    Row,
+    Sweep,
+    TextReplay,
+    plan_sweep,
+    set_sizes,
+)
+
+
+@dataclass(frozen=True)
+class ObjectiveText:
+    """Token ids whose loss counts from position `first_scored` on, after a context of `length` tokens.
+
+    `keys` are the key columns of its rows; `description` names it in cell ids.
+    """
+
+    ids: Sequence[int]
+    first_scored: int
+    length: int
+    keys: Mapping[str, Any]
+    description: str
+
+
+def document_texts(documents: Sequence[TokenDocument], length: int) -> list[ObjectiveText]:
+    """The first `length` tokens of every document; the loss counts from the second token on."""
+    return [
+        ObjectiveText(document.ids[:length], 1, length, {"doc": document.name}, f"document {number}")
+        for number, document in enumerate(documents)
+    ]
+
+
+def answer_grid(options: InfluenceOptions, context: StudyContext) -> NeedleGrid:
+    """The trials of the objective `answer`: literal needles, one haystack per document of the study."""
+    return NeedleGrid(
+        needles=read_needles(None, options.needles),
+        lengths=sorted(set(options.lengths)),
+        depths=even_depths(options.depths),
+        haystack_count=context.study.texts.docs,
+        source=context.study.texts.source,
+        seed=context.seed,
+    )
+
+
+def answer_texts(grid: NeedleGrid, tokenizer: Any, documents: Sequence[TokenDocument]) -> list[ObjectiveText]:
+    """The prompt of every trial followed by the answer, whose loss counts; shortest contexts first."""
+    texts = []
+    for trial in grid.trials(tokenizer):
+        if trial.mode != "strict":
+            continue
+        for prompt, depth in zip(grid.prompts(tokenizer, trial), trial.depths, strict=True):
+            fact, document = grid.needles[trial.needle].name, documents[trial.haystack].name
+            ids = [*prompt.ids.tolist(), *prompt.ids[prompt.start : prompt.end].tolist()]
+            description = f"document {trial.haystack}, fact {fact}, depth {depth:.4f}"
+            keys = {"doc": document, "fact": fact, "depth": depth}
+            texts.append(ObjectiveText(ids, len(prompt.ids), trial.length, keys, description))
+    return sorted(texts, key=lambda text: text.length)
+
 
 log = logging.getLogger("headscope")
 

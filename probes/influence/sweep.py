@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headscope.ablation_names import MEAN_OF_TEXT
 from headscope.effects.controls import missing_control, random_controls
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.heads import parse_head
 from headscope.interventions.ablation import parse_ablation
-from headscope.interventions.edits import edit_units
+from headscope.interventions.edits import Run, edit_units
 from headscope.interventions.kinds import InputsFunction, Replace
 from headscope.interventions.position_kinds import (
     QUANTIZATION_BITS,
@@ -24,14 +24,60 @@ from headscope.interventions.position_kinds import (
     PairZeroAblation,
     PositionReset,
 )
-from headscope.interventions.replay import Replay
+from headscope.interventions.replay import Objective, Replay
 from headscope.interventions.units import WHOLE_GROUP, Unit, head_unit, head_units, kv_group_units
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import FixedSchedule, Schedule
 from probes.influence import bands
-from probes.influence.gradient_estimate import CURVATURE_DRAWS, estimate_effects
-from probes.influence.schema import NAMED_SET_PREFIX, InfluenceOptions
+from probes.influence.declaration import NAMED_SET_PREFIX, InfluenceOptions
+
+CURVATURE_DRAWS = 2
+"""Draws of tokens for a second-order term; each costs a backward pass."""
+
+
+@dataclass(frozen=True)
+class EffectEstimate:
+    """Estimates of one run's effect on the mean loss, nats per token; equal without draws for the second order."""
+
+    first_order: float
+    second_order: float
+
+
+def estimate_effects(replay: Replay, runs: Sequence[Run], draws: int, seed: int) -> list[EffectEstimate]:
+    """The estimates of every run of one recorded text. Call inside `replay.capturing`.
+
+    Costs a recomputation of the pass, 1 + `draws` backward passes, and an attention pass for each kind of edit.
+    """
+    tokens = replay.target_count
+
+    def combine(products: Tensor) -> EffectEstimate:
+        slope, *sampled = products
+        first = float(slope.sum()) / tokens
+        curvature = sum(float(products.square().sum()) for products in sampled) / (2 * max(1, draws) * tokens)
+        return EffectEstimate(first, first + curvature)
+
+    objectives = [text_loss, *(sampled_loss(seed * CURVATURE_DRAWS + number) for number in range(draws))]
+    return replay.estimate(runs, objectives, combine)
+
+
+def text_loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Sum of the losses of the text's own tokens."""
+    return nn.functional.cross_entropy(logits, tokens, reduction="sum")
+
+
+def sampled_loss(seed: int) -> Objective:
+    """Sum of the losses of tokens sampled from the model's own predictions."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def objective(logits: Tensor, tokens: Tensor) -> Tensor:
+        cumulative = logits.detach().softmax(-1).cumsum(-1)
+        level = torch.rand(len(logits), 1, generator=generator).to(logits.device) * cumulative[:, -1:]
+        sampled = torch.searchsorted(cumulative, level)[:, 0].clamp(max=logits.shape[-1] - 1)
+        return nn.functional.cross_entropy(logits, sampled, reduction="sum")
+
+    return objective
+
 
 ComponentKey = tuple[str, str]
 """(component, target) as in the tables."""

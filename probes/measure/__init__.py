@@ -15,9 +15,9 @@ class Measure(Probe):
     command = "run"
     example = "headscope run --model base=smollm2-135m --model yarn=smollm2-135m@yarn:factor=8 --length 2048"
     parts = (
-        "options runner tables statistics=schema.STATISTICS head_columns model_columns roles questions results "
-        "head_results glossary=glossary.GLOSSARY charts overview_cards=cards.overview_cards page_cards head_card "
-        "head_charts"
+        "options runner tables statistics=declaration.STATISTICS head_columns model_columns roles "
+        "questions=questions.QUESTIONS results head_results glossary charts overview_cards=cards.overview_cards "
+        "page_cards head_card head_charts"
     )
 
 

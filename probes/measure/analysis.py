@@ -24,7 +24,7 @@ from headscope.runs.aggregation import (
 from headscope.runs.column_metadata import Role, columns_by_length, exceeds, falls_below
 from headscope.runs.run_tables import RunTables
 from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask
-from probes.measure.schema import ATTENTION
+from probes.measure.declaration import ATTENTION
 
 MIN_GROWTH_KEYS = 64
 """Minimum bin center, in visible keys, of the rows that the growth exponent is fitted to."""

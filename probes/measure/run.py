@@ -20,7 +20,7 @@ from headscope.positions.schedule import Schedule, frequencies_by_layer
 from headscope.study.cells import Cell, PassCell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.prompt import ProbeTexts
-from probes.measure.schema import MeasureOptions
+from probes.measure.declaration import MeasureOptions
 
 
 class Accumulator(Protocol):

@@ -18,8 +18,8 @@ class Needle(Probe):
     head_explorer_heading = "At the needle's answer"
     head_explorer_table = "needle_keys"
     parts = (
-        "options runner tables scores statistics model_columns questions results head_results overview glossary charts "
-        "head_charts head_explorer explorer=trial_explorer.trials_page"
+        "options runner tables scores=scores.SCORES statistics model_columns questions=results.QUESTIONS results "
+        "head_results overview glossary charts head_charts head_explorer explorer=trial_explorer.trials_page"
     )
 
 

@@ -23,8 +23,7 @@ from headscope.runs.aggregation import (
 from headscope.runs.column_metadata import Statistic, exceeds
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
-from probes.needle.scores import RETRIEVAL_THRESHOLD
-from probes.needle.trial_rows import retrieval_rows, trial_names
+from probes.needle.scores import RETRIEVAL_THRESHOLD, retrieval_rows, trial_names
 
 MODE_LABELS = {"strict": "needles", "indirect": "paraphrased needles", "wu": "needles, as Wu et al. count"}
 """Name of the needles of each mode in sentences, in display order."""

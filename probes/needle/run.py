@@ -28,19 +28,19 @@ from headscope.study.ablations import StudyAblations
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from probes.needle import ablation
-from probes.needle import rows as rows_of
+from probes.needle import generation as rows_of
 from probes.needle.ablation import NEEDLE_HALVES, AblationWork, needle_half
-from probes.needle.attribution import decompose_residual
+from probes.needle.declaration import NeedleOptions
 from probes.needle.generation import (
     TrialAnswer,
     TrialPrompt,
     answer_text,
     answer_trials,
+    decompose_residual,
     generate_answers,
     rouge1_recall,
 )
-from probes.needle.schema import NeedleOptions
-from probes.needle.trial_rows import rank_heads
+from probes.needle.scores import rank_heads
 
 log = logging.getLogger("headscope")
 

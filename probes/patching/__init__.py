@@ -16,8 +16,8 @@ class Patching(Probe):
     function = "patch"
     example = "headscope patch --model base=smollm2-135m --pairs ioi --count 8"
     parts = (
-        "options runner tables statistics head_columns questions results head_results overview glossary charts "
-        "overview_cards head_charts"
+        "options runner tables statistics head_columns questions=results.QUESTIONS results head_results overview "
+        "glossary charts overview_cards head_charts"
     )
 
 

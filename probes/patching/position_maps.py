@@ -14,7 +14,7 @@ from headscope.rendering.token_spans import token_labels
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run_tables import RunTables
 from probes.patching.analysis import counted_rows
-from probes.patching.schema import (
+from probes.patching.declaration import (
     ACTIVATION_LABELS,
     ALL_POSITIONS,
     LAYER_ACTIVATION_LABELS,

@@ -28,25 +28,7 @@ from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell
 from headscope.study.context import StudyContext
 from headscope.study.named_heads import NamedHeads
-from probes.patching.pair_cells import (
-    RESIDUAL_STREAM_MEMORY_BYTES,
-    PairCell,
-    SetCost,
-    cells_of_sets,
-    counts_pair,
-    open_pair_sets,
-    refuse_swapped_answers,
-)
-from probes.patching.rows import (
-    PatchedSpan,
-    entry_rows,
-    estimate_rows,
-    layer_rows,
-    result_columns,
-    token_rows,
-    unit_columns,
-)
-from probes.patching.schema import (
+from probes.patching.declaration import (
     ACTIVATIONS,
     ALL_POSITIONS,
     LAYER_ACTIVATIONS,
@@ -58,6 +40,22 @@ from probes.patching.schema import (
     PATCHING_SPANS,
     PATCHING_TOKENS,
     PatchingOptions,
+)
+from probes.patching.pair_cells import (
+    RESIDUAL_STREAM_MEMORY_BYTES,
+    PairCell,
+    PatchedSpan,
+    SetCost,
+    cells_of_sets,
+    counts_pair,
+    entry_rows,
+    estimate_rows,
+    layer_rows,
+    open_pair_sets,
+    refuse_swapped_answers,
+    result_columns,
+    token_rows,
+    unit_columns,
 )
 
 

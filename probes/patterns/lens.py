@@ -26,7 +26,7 @@ from headscope.rendering.token_spans import TokenizedText, context_spans, mark_t
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from probes.patterns import PROBE
-from probes.patterns.analysis import (
+from probes.patterns.results import (
     MAX_FAR_ROWS,
     PatternKey,
     document_text,

@@ -22,8 +22,8 @@ from headscope.study.context import StudyContext
 from headscope.study.digests import digest_tokenizer
 from headscope.study.prompt import ProbeTexts
 from headscope.user_input import quote
-from probes.patterns.prompt_rows import find_token
-from probes.patterns.schema import PatternsOptions
+from probes.patterns.declaration import PatternsOptions
+from probes.patterns.results import find_token
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,8 @@ from headscope.study.digests import DigestParts
 from headscope.study.monitor import measure_training_step
 from headscope.training.adapter_trainer import validation_loss, warn_if_warmup_too_long, wsd_rate_factor
 from headscope.training.sequence_sampler import SequenceSampler, exclude_validation_texts
-from probes.pretrain.model_setup import (
-    initial_positions,
-    random_model,
-    save_checkpoint,
-    train_tokenizer,
-)
-from probes.pretrain.schema import PretrainOptions, TrainingKey
-from probes.pretrain.trainer import PretrainTrainer
+from probes.pretrain.declaration import PretrainOptions, TrainingKey
+from probes.pretrain.trainer import PretrainTrainer, initial_positions, random_model, save_checkpoint, train_tokenizer
 
 
 @dataclass(frozen=True)

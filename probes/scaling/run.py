@@ -16,7 +16,7 @@ from torch import Tensor
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell
 from headscope.study.context import StudyContext
-from probes.scaling.schema import ScalingOptions, theorem_case
+from probes.scaling.declaration import ScalingOptions, theorem_case
 
 MEAN_LOGIT, LOGIT_STD, ROPE_BASE = 1.0, 1.0, 10_000.0
 """c and sigma, which set the means and the standard deviation of the logits, and RoPE's base."""

@@ -16,7 +16,7 @@ class Spans(Probe):
     example = "headscope spans --model base=smollm2-135m --prompts prompts.jsonl --key context"
     parts = (
         "options runner tables statistics head_columns questions results head_results overview=analysis.overview "
-        "glossary charts overview_cards head_card head_charts explorer=pair_explorer.pair_page"
+        "glossary charts overview_cards head_card head_charts explorer=view.pair_page"
     )
 
 

@@ -14,7 +14,7 @@ from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_type
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
-from probes.spans.schema import WHOLE_PROMPT
+from probes.spans.declaration import WHOLE_PROMPT
 
 OVERVIEW_HEADS = 5
 _PAIR = "of the shown pair of spans, at the longest length of each text; missing if the layer hides the key in a text"

@@ -12,7 +12,7 @@ from headscope.prompts.span_tokens import SpanTokens
 from headscope.prompts.spans import ALL, FIRST, GENERATED, LAST, REST, TEMPLATE
 from headscope.prompts.token_classes import MATCHING, SAME, class_masks, matching_brackets, parse_classes
 from headscope.prompts.token_text import token_texts
-from probes.spans.schema import WHOLE_PROMPT, SpansOptions
+from probes.spans.declaration import WHOLE_PROMPT, SpansOptions
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ from probes.spans.analysis import (
     shown_pairs,
     shown_rows,
 )
-from probes.spans.schema import LEAD, LOGPROB
+from probes.spans.declaration import LEAD, LOGPROB
 
 STEERING_QUESTIONS: Mapping[str, str] = MappingProxyType({LOGPROB: "spans.steered", LEAD: "spans.steered_choice"})
 """Metric of steering -> the question about its mean change."""

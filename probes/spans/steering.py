@@ -14,7 +14,7 @@ from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.span_tokens import SpanTokens
-from probes.spans.schema import LEAD, LOGPROB
+from probes.spans.declaration import LEAD, LOGPROB
 
 ANSWER_METRICS = MappingProxyType({LOGPROB: "logprob", LEAD: "logit_diff"})
 """The metrics of answers whose rule says whether the model gives the continuation: at least 1 % per token; a lead above

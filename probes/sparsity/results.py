@@ -27,7 +27,7 @@ from probes.sparsity.analysis import (
     usable_families,
     whole_model_rules,
 )
-from probes.sparsity.schema import ANSWER, BEST, PUBLISHED
+from probes.sparsity.declaration import ANSWER, BEST, PUBLISHED
 
 FEW_KEYS = 64
 """Heads that need at most this many keys are counted."""

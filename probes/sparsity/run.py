@@ -27,10 +27,8 @@ from headscope.scores.minference import read_patterns
 from headscope.study.cells import Cell, PassCell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.prompt_sets import PromptSets
-from probes.sparsity.analysis import rule_family
-from probes.sparsity.choice import choose_rules
-from probes.sparsity.patterns import HeadPatterns, OwnRules, PromptRule
-from probes.sparsity.schema import (
+from probes.sparsity.analysis import choose_rules, rule_family
+from probes.sparsity.declaration import (
     ALL,
     ANSWER,
     BEST,
@@ -43,6 +41,7 @@ from probes.sparsity.schema import (
     TEXT,
     SparsityOptions,
 )
+from probes.sparsity.patterns import HeadPatterns, OwnRules, PromptRule
 
 SPARSE_PASS_COST = 4.0
 """Time of a pass in which every head attends by a rule, in plain passes."""

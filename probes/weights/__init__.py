@@ -13,8 +13,8 @@ class Weights(Probe):
     order = 27
     example = "headscope weights --model base=smollm2-135m --tokens king,queen --heads L5H3"
     parts = (
-        "options runner tables statistics head_columns questions results head_results glossary charts head_charts "
-        "row_charts"
+        "options runner tables statistics head_columns questions=results.QUESTIONS results head_results glossary "
+        "charts head_charts row_charts"
     )
 
 

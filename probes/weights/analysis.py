@@ -15,7 +15,7 @@ from headscope.runs.aggregation import (
 )
 from headscope.runs.column_metadata import Statistic, columns_by_length, roles, statistics
 from headscope.runs.run_tables import RunTables
-from probes.weights.schema import ALL_OTHERS
+from probes.weights.declaration import ALL_OTHERS
 
 INPUTS = ("q", "k", "v")
 COMPOSITION_COLUMNS: Mapping[str, str] = MappingProxyType({kind: f"{kind}_composition" for kind in INPUTS})

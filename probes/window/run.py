@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell
 from headscope.study.context import StudyContext
-from probes.window.schema import WindowOptions
+from probes.window.declaration import WindowOptions
 
 SCHEMES = ("fixed", "learned", "partial", "nope")
 """RoPE with base 10,000; trained frequencies that start there; its highest three quarters; no rotation."""

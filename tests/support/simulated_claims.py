@@ -15,7 +15,7 @@ import pandas as pd
 from headscope.results.result import Result
 from probes.adapt.results import MIN_CHANGE
 from probes.adapt.results import results as adapt_results
-from probes.influence.claims import claims as influence_claims
+from probes.influence.results import claims as influence_claims
 from probes.needle.results import ablation_results
 from probes.pretrain.results import results as pretrain_results
 

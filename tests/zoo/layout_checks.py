@@ -25,7 +25,7 @@ from headscope.interventions.units import Unit, head_units
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import resolve_schedule
 from headscope.positions.model import Model
-from probes.influence.gradient_estimate import estimate_effects
+from probes.influence.sweep import estimate_effects
 from probes.patterns.run import collect_top_keys
 
 from . import checks, explicit_attribution

@@ -22,8 +22,8 @@ from headscope.study.config import MAX_PROMPT_TOKENS
 from headscope.study.context import StudyContext
 from headscope.study.prompt import read_prompt
 from headscope.study.prompt_sets import PromptSets
-from probes.attribution.answers.schema import ANSWER_HEADS, ANSWER_PARTS, ANSWER_TOKENS, COUNTED_BY
-from probes.attribution.schema import AttributionOptions
+from probes.attribution.answers.declaration import ANSWER_HEADS, ANSWER_PARTS, ANSWER_TOKENS, COUNTED_BY
+from probes.attribution.declaration import AttributionOptions
 
 
 @dataclass(frozen=True)

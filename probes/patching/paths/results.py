@@ -1,24 +1,158 @@
 """Results of path patching: the pairs, every sweep, and the strongest paths of single heads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
+from headscope.effects.prompts import MAX_SUBSETS
 from headscope.effects.ranking import chosen_unit
 from headscope.effects.results import sweep_results
-from headscope.effects.sweep import Effects
+from headscope.effects.sweep import Effects, Sweep, sweep_effects, with_mean_estimates
 from headscope.effects.units import unit_result
+from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.rendering.blocks import Overview
 from headscope.results.answers import answer_results
 from headscope.results.result import Result
 from headscope.runs.run import Run
-from probes.patching.effects import describe_min_difference
-from probes.patching.labels import path_name
-from probes.patching.pairs import pair_metrics
+from headscope.runs.run_tables import RunTables
+from probes.patching.analysis import pair_metrics, path_name, with_difference
+from probes.patching.declaration import describe_min_difference
 from probes.patching.paths import PROBE
-from probes.patching.paths.analysis import pair_sweeps, strongest_paths, sweeps, sweeps_of_model
-from probes.patching.paths.schema import LOGITS, PATH_ESTIMATES, PATHS
+from probes.patching.paths.declaration import LOGITS, PATH_ENDS, PATH_ESTIMATES, PATH_KEYS, PATHS, PLACE_KEYS, TOGETHER
+
+PATH_COLUMNS = [column.name for column in (*PATH_KEYS, *PLACE_KEYS)]
+LAYER_AND_HEAD_COLUMNS = PATH_COLUMNS[:4]
+PLACE_COLUMNS = PATH_COLUMNS[5:]
+MAX_LAYER_OR_HEAD = 1 << 11
+"""Upper bound of layer and head numbers, so that a path with its positions fits in 64 bits."""
+SORTED_PATH_ENDS = sorted(PATH_ENDS)
+ANYWHERE = (ALL_TOKENS, ALL_TOKENS)
+"""The positions of paths that are patched at all positions."""
+
+SWEEP = Sweep(
+    keys=("model", "prompts", "metric", "direction", "norms", "mlps"),
+    sample="pair",
+    value="effect",
+    weight="difference",
+    units=("path",),
+    methods=("exact", "estimate"),
+)
+"""Patches of one path at its positions; there may be millions of estimates, so a path is one number."""
+PAIR_SWEEP = replace(SWEEP, keys=(*SWEEP.keys, "pair_name"))
+"""Patches of one path in one pair of a set."""
+
+
+def sweeps(run: RunTables) -> list[Effects]:
+    """The sweeps of a run in the order of its models; see `sweeps_of_model`."""
+    return [effects for model in run.models for effects in run.derived(sweeps_of_model, model)]
+
+
+def sweeps_of_model(run: RunTables, model: str) -> list[Effects]:
+    """The sweeps of a model; `units` has one row per path, in the order of the path's columns, which it also has."""
+    places = run.derived(_places)
+    exact = {tuple(effects.key.values()): effects for effects in _exact_effects(run, model)}
+    estimates = _estimates(run, model)
+    return [_path_effects(key, exact.get(key), estimates.get(key), places) for key in sorted({*exact, *estimates})]
+
+
+def pair_sweeps(run: RunTables) -> list[Effects]:
+    """The patched paths of every pair of a set with few pairs, in the order of the models, then of the set."""
+    effects = [one for model in run.models for one in _exact_effects(run, model, PAIR_SWEEP)]
+    return [_path_effects(tuple(one.key.values()), one, None, run.derived(_places)) for one in effects]
+
+
+def strongest_paths(effects: Effects, paths: pd.DataFrame, count: int) -> pd.DataFrame:
+    """The paths of largest |effect| among `paths`, rows of `effects.units`, strongest first, of the exact ones if there
+    are any."""
+    exact = paths[paths["method"] == effects.sweep.methods[0]]
+    candidates = exact if len(exact) else paths
+    return candidates.loc[candidates["effect"].abs().sort_values(ascending=False, kind="stable").index[:count]]
+
+
+def _exact_effects(run: RunTables, model: str, sweep: Sweep = SWEEP) -> list[Effects]:
+    if PATHS.name not in run.tables:
+        return []
+    rows = run.table(PATHS.name)
+    rows = rows[(rows["model"] == model) & rows["is_counted"]]
+    numbers = _path_numbers(rows, run.derived(_places))
+    rows = rows.assign(mlps=np.where(rows["mlps_recomputed"], "recomputed", "frozen"), path=numbers)
+    if sweep is PAIR_SWEEP:
+        pairs = rows.groupby("prompts", observed=True)["pair"].transform("nunique")
+        rows = rows[pairs.between(2, MAX_SUBSETS)]
+        rows = rows.assign(pair_name=rows["pair"])
+    columns = [*sweep.keys, sweep.sample, sweep.value, sweep.weight, "path"]
+    return sweep_effects(with_difference(rows)[columns], sweep, [model])
+
+
+def _estimates(run: RunTables, model: str) -> dict[tuple[Any, ...], pd.DataFrame]:
+    """The estimate of every path of each sweep, and the number of its pairs, by path number."""
+    if PATH_ESTIMATES.name not in run.tables:
+        return {}
+    places, everywhere = run.derived(_places), dict(zip(PLACE_COLUMNS, ANYWHERE, strict=True))
+    rows = run.table(PATH_ESTIMATES.name).assign(mlps="frozen", **everywhere)
+    groups: Any = rows[rows["model"] == model].groupby([*SWEEP.keys], sort=False, observed=True)
+    return {
+        key: pd.DataFrame(
+            {
+                "estimate": block["change"].to_numpy(np.float64) / block["difference"].to_numpy(np.float64),
+                "n": block["pairs"].to_numpy(),
+            },
+            _path_numbers(block, places),
+        )
+        for key, block in groups
+    }
+
+
+def _places(run: RunTables) -> list[tuple[str, ...]]:
+    """The pairs of positions of sender and receiver in a run."""
+    places = {ANYWHERE}
+    if PATHS.name in run.tables:
+        places |= {*run.table(PATHS.name)[PLACE_COLUMNS].drop_duplicates().itertuples(index=False, name=None)}
+    return sorted(places)
+
+
+def _path_effects(
+    key: tuple[Any, ...], exact: Effects | None, estimates: pd.DataFrame | None, places: Sequence[tuple[str, ...]]
+) -> Effects:
+    """The effects of one sweep, with the columns of the paths."""
+    effects = exact
+    if estimates is not None:
+        effects = with_mean_estimates(exact, SWEEP, dict(zip(SWEEP.keys, key, strict=True)), estimates)
+    assert effects is not None, "a sweep has exact effects or estimates"
+    return replace(effects, units=effects.units.join(_path_columns(effects.units["path"].to_numpy(np.int64), places)))
+
+
+def _path_numbers(rows: pd.DataFrame, places: Sequence[tuple[str, ...]]) -> npt.NDArray[np.int64]:
+    """Encode each path as one integer. The integers sort like the columns of the paths."""
+    numbers = np.zeros(len(rows), np.int64)
+    for name in LAYER_AND_HEAD_COLUMNS:
+        numbers = numbers * MAX_LAYER_OR_HEAD + rows[name].to_numpy(np.int64) - TOGETHER
+    ends = rows["through"].cat
+    ranks = np.array([SORTED_PATH_ENDS.index(name) for name in ends.categories], np.int64)
+    numbers = numbers * len(SORTED_PATH_ENDS) + ranks[ends.codes.to_numpy()]
+    place_numbers: Any = 0
+    if len(places) > 1:
+        index = pd.MultiIndex.from_tuples(places)
+        place_numbers = index.get_indexer(pd.MultiIndex.from_frame(rows[PLACE_COLUMNS].astype(str)))
+    return np.asarray(numbers * len(places) + place_numbers)
+
+
+def _path_columns(numbers: npt.NDArray[np.int64], places: Sequence[tuple[str, ...]]) -> pd.DataFrame:
+    """The columns of the paths of these numbers."""
+    numbers, place_numbers = np.divmod(numbers, len(places))
+    numbers, end_codes = np.divmod(numbers, len(SORTED_PATH_ENDS))
+    columns: dict[str, Any] = {"through": pd.Categorical.from_codes(end_codes, pd.Index(SORTED_PATH_ENDS))}
+    for name in reversed(LAYER_AND_HEAD_COLUMNS):
+        numbers, number = np.divmod(numbers, MAX_LAYER_OR_HEAD)
+        columns[name] = number + TOGETHER
+    for position, name in enumerate(PLACE_COLUMNS):
+        labels = [place[position] for place in places]
+        columns[name] = pd.Categorical(np.array(labels, object)[place_numbers], [*dict.fromkeys(labels)])
+    return pd.DataFrame({name: columns[name] for name in PATH_COLUMNS})
 
 
 def results(run: Run) -> Iterator[Result]:

@@ -24,7 +24,7 @@ from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell
 from headscope.study.context import StudyContext
 from headscope.study.named_heads import NamedHeads
-from probes.patching.effects import effect_columns, is_normalised
+from probes.patching.declaration import effect_columns, is_normalised
 from probes.patching.pair_cells import (
     RESIDUAL_STREAM_MEMORY_BYTES,
     PairCell,
@@ -35,7 +35,7 @@ from probes.patching.pair_cells import (
     open_pair_sets,
     refuse_swapped_answers,
 )
-from probes.patching.paths.schema import (
+from probes.patching.paths.declaration import (
     ALL_HEADS,
     LOGITS,
     PATH_ENDS,

@@ -8,7 +8,7 @@ import pandas as pd
 
 from benchmarks.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
-from probes.ablation.schema import KINDS
+from probes.ablation.declaration import KINDS
 
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:

@@ -10,7 +10,7 @@ import pandas as pd
 from benchmarks.synthetic_run import Sizes
 from headscope.bins import position_bin_edges
 from headscope.runs.arrow import Rows
-from probes.attribution.answers.schema import ANSWER_HEADS, ANSWER_PARTS, ANSWER_TOKENS
+from probes.attribution.answers.declaration import ANSWER_HEADS, ANSWER_PARTS, ANSWER_TOKENS
 
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:

@@ -10,7 +10,7 @@ import pandas as pd
 from benchmarks.synthetic_run import Sizes
 from headscope.bins import position_bin_edges
 from headscope.runs.arrow import Rows
-from probes.budget.schema import (
+from probes.budget.declaration import (
     ANSWERS,
     CACHE,
     EVERY_ORDER,

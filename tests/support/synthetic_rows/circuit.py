@@ -8,7 +8,7 @@ import pandas as pd
 
 from benchmarks.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
-from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS, WHOLE
+from probes.circuit.declaration import CIRCUIT, CIRCUIT_MEMBERS, WHOLE
 
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:

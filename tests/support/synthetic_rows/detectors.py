@@ -8,7 +8,7 @@ import pandas as pd
 
 from benchmarks.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
-from probes.detectors.scores import TARGETS
+from probes.detectors.declaration import TARGETS
 
 SAMPLE_SEQUENCES = 8
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
-from probes.imported.schema import IMPORTED
+from probes.imported.declaration import IMPORTED
 
 
 def synthetic_cells(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, dict[str, Rows]]]:

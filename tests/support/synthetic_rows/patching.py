@@ -7,8 +7,7 @@ import pandas as pd
 
 from benchmarks.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
-from probes.patching.effects import effect_columns
-from probes.patching.schema import ACTIVATIONS, ALL_POSITIONS, LAYER_ACTIVATIONS, WHOLE_GROUP
+from probes.patching.declaration import ACTIVATIONS, ALL_POSITIONS, LAYER_ACTIVATIONS, WHOLE_GROUP, effect_columns
 
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:

@@ -8,8 +8,8 @@ import pandas as pd
 
 from benchmarks.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
-from probes.patching.effects import effect_columns
-from probes.patching.paths.schema import LOGITS, RECEIVER_INPUTS
+from probes.patching.declaration import effect_columns
+from probes.patching.paths.declaration import LOGITS, RECEIVER_INPUTS
 
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:

@@ -10,7 +10,7 @@ import pandas as pd
 from benchmarks.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
 from probes.weights.analysis import INPUTS
-from probes.weights.schema import ALL_OTHERS, SIDES
+from probes.weights.declaration import ALL_OTHERS, SIDES
 
 SOURCES = (" king", " <b>")
 """Attended tokens, one of which a page could mistake for markup."""
