@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from dashboards.view_state import ViewState
-from headscope.plots.highlight import highlight_heads
+from headscope.plots.head_scatter import highlight_heads
 from headscope.rendering import html_page as report
 from headscope.rendering.blocks import (
     Block,

@@ -12,7 +12,7 @@ from dashboards.layout import resolve_url
 from dashboards.run_store import RunStore
 from dashboards.view_state import parse_query
 from headscope.errors import BadInput, did_you_mean
-from headscope.plots.highlight import highlight_heads
+from headscope.plots.head_scatter import highlight_heads
 from headscope.rendering.blocks import Card, Chart
 from headscope.runs.run import Run
 

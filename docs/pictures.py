@@ -17,7 +17,7 @@ import kaleido
 import plotly.graph_objects as go
 
 import headscope as hs
-from headscope.plots import head_matrices, head_scatter, layers, learned_frequencies, loss
+from headscope.plots import curves, head_matrices, head_scatter, layers, learned_frequencies
 from headscope.plots.style import HIGHLIGHT_COLOUR
 from probes.influence.analysis import sweeps_without_bands, top_heads_by_statistic
 from probes.influence.plots import plot_histogram
@@ -78,7 +78,7 @@ def draw_paper() -> None:
 
 def _paper_figures(run: hs.Run, exact_influence: hs.Run) -> Iterator[tuple[str, go.Figure]]:
     heads = run.heads
-    yield "loss", loss.plot_loss_difference(run.nll, "yarn")
+    yield "loss", curves.plot_loss_difference(run.nll, "yarn")
     yield "frequencies", learned_frequencies.plot_frequency_change(run.positions, "adarope", "log_theta_init")
     yield "lengths", head_scatter.plot_against_baseline(heads, "ess2_12288", "base")
     yield "base", layers.plot_by_layer(heads, "effective_base")

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from headscope.runs.column_metadata import StatisticParts
     from headscope.runs.columns import TableParts
     from headscope.runs.summary import ColumnParts
+    from headscope.study.cells import RunnerParts
     from headscope.study.config import OptionParts
-    from headscope.study.runner_parts import RunnerParts
 
     class _Parts(
         OptionParts,

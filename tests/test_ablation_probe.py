@@ -18,7 +18,7 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.ablation_names import column_part
-from headscope.effects.controls import random_controls
+from headscope.effects.groups import random_controls
 from headscope.errors import BadInput, InputChanged, Interrupted
 from headscope.heads import HeadSet
 from headscope.interventions.ablation import REFERENCE_TOKENS

@@ -20,12 +20,12 @@ from headscope.attention.edits import TokenSet
 from headscope.attention.streaming_kernel import StreamingKind
 from headscope.interventions import replay
 from headscope.interventions.edits import edit
+from headscope.interventions.heads import Unit, head_units, kv_group_units
 from headscope.interventions.kinds import DocumentMean, InputsFunction, RuleChoice, Steer, Suppress, Uniform, Zero
 from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import Activation, PairRuns, patched_units
 from headscope.interventions.position_kinds import KVQuantization
 from headscope.interventions.replay import Replay
-from headscope.interventions.units import Unit, head_units, kv_group_units
 from headscope.measures.sparse_rules import parse_rule
 from headscope.positions.model import Model
 from probes.influence.declaration import InfluenceOptions

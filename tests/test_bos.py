@@ -20,8 +20,7 @@ from headscope.cli import app as cli
 from headscope.errors import BadInput, BadOption
 from headscope.models.loading import locate
 from headscope.positions.model import Model
-from headscope.prompts.bos import opening_tokens, with_bos
-from headscope.prompts.special_tokens import leading_special_tokens
+from headscope.prompts.special_tokens import leading_special_tokens, opening_tokens, with_bos
 from headscope.run import Run
 from headscope.study.config import build_study
 

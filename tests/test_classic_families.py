@@ -35,12 +35,12 @@ from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.logits import last_hidden_states
 from headscope.interventions.edits import edit_units
+from headscope.interventions.heads import head_units
 from headscope.interventions.kinds import Zero
 from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import PairRuns
 from headscope.interventions.path_patching import RECEIVER_INPUTS, Norms, Path, PathPatching, inspect_paths
 from headscope.interventions.replay import Replay
-from headscope.interventions.units import head_units
 from headscope.measures.attention_rows import ROW_STATISTICS
 from headscope.positions.model import Model
 from headscope.positions.schemes import alibi_slopes

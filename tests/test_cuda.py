@@ -30,6 +30,7 @@ from headscope.decomposition.residual_decomposition import ResidualDecomposition
 from headscope.forward.capture import capturing
 from headscope.forward.logits import compute_loss_by_position, finite_hidden_states
 from headscope.interventions.edits import edit_units, edited
+from headscope.interventions.heads import Unit
 from headscope.interventions.kinds import (
     DocumentMean,
     InputsFunction,
@@ -43,7 +44,6 @@ from headscope.interventions.kinds import (
     Zero,
 )
 from headscope.interventions.position_kinds import KVQuantization, PairUnrotation, PairZeroAblation, PositionReset
-from headscope.interventions.units import Unit
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model, load

@@ -23,10 +23,10 @@ from headscope.errors import BadInput
 from headscope.forward.logits import token_losses
 from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.interventions.edits import edit_units, edited
+from headscope.interventions.heads import Unit
 from headscope.interventions.kinds import DocumentMean, Noise, Uniform, Zero
 from headscope.interventions.position_kinds import KVQuantization, PositionReset
 from headscope.interventions.replay import Replay
-from headscope.interventions.units import Unit
 from headscope.models import device_map
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached, resolve_schedule

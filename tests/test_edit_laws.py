@@ -16,7 +16,7 @@ from torch import Tensor
 from headscope.attention.edits import TokenSet
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
-from headscope.forward.frozen_prefix import FrozenPrefix
+from headscope.forward.prefix_cache import FrozenPrefix
 from headscope.interventions import kinds
 from headscope.interventions.edits import Edit, Run, edit, edited
 from headscope.interventions.replay import Replay

@@ -12,8 +12,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from headscope.effects import statistics
-from headscope.effects.agreement import agreements, compared_units
-from headscope.effects.comparison import compare_effects, largest_change
+from headscope.effects.comparison import agreements, compare_effects, compared_units, largest_change
 from headscope.effects.ranking import largest_unit, margin_over_rank, rank, select_units
 from headscope.effects.results import sweep_questions, sweep_results
 from headscope.effects.sweep import (

@@ -17,13 +17,11 @@ from support.synthetic_runs import synthetic_run
 from headscope.bins import bin_center
 from headscope.plots import (
     axes,
-    effective_length,
+    curves,
     head_matrices,
     head_scatter,
-    highlight,
     layers,
     learned_frequencies,
-    loss,
     rank_shift,
     rotary,
     style,
@@ -98,7 +96,7 @@ def test_baseline_scatter_has_a_panel_per_model_and_equal_axes(run: Run) -> None
 
 
 def test_effective_length_averages_ln_ess2_over_documents_weighted_by_rows(run: Run) -> None:
-    figure = effective_length.plot_effective_length(run.attention, [(1, 2), (3, 0)])
+    figure = curves.plot_effective_length(run.attention, [(1, 2), (3, 0)])
     line = next(trace for trace in figure.data if trace.name == "yarn")
     rows = run.attention.query("model == 'yarn' and layer == 1 and head == 2 and context_length == 1024")
     visible = int(rows["visible"].max())
@@ -214,11 +212,11 @@ def test_logit_by_distance_is_the_sum_over_pairs(run: Run) -> None:
 
 
 def test_effective_length_of_one_head_has_a_band_over_documents(run: Run) -> None:
-    figure = effective_length.plot_effective_length(run.attention.query("layer == 1 and head == 2"), [(1, 2)])
+    figure = curves.plot_effective_length(run.attention.query("layer == 1 and head == 2"), [(1, 2)])
     low, high, line = figure.data[:3]
     assert all(a <= y <= b for a, y, b in zip(low.y, line.y, high.y, strict=True))
     few = run.attention[run.attention["doc"].isin(["synthetic/0", "synthetic/1"])]
-    assert all(trace.fill is None for trace in effective_length.plot_effective_length(few, [(1, 2)]).data), (
+    assert all(trace.fill is None for trace in curves.plot_effective_length(few, [(1, 2)]).data), (
         "two documents give no interval"
     )
 
@@ -280,10 +278,10 @@ def test_step_zero_is_left_of_steps_that_span_decades(run: Run) -> None:
 
 
 def test_loss_is_a_mean_over_documents_and_the_difference_is_paired(run: Run) -> None:
-    mean = next(trace for trace in loss.plot_loss_by_position(run.nll).data if trace.name == "yarn")
+    mean = next(trace for trace in curves.plot_loss_by_position(run.nll).data if trace.name == "yarn")
     rows = run.nll[(run.nll["model"] == "yarn") & (run.nll["context_length"] == 1024)]
     assert mean.y[0] == pytest.approx(rows[rows["position"] == mean.x[0]]["nll"].mean())
-    difference = loss.plot_loss_difference(run.nll, "base")
+    difference = curves.plot_loss_difference(run.nll, "base")
     lines = {trace.name: trace for trace in difference.data if trace.name}
     assert set(lines) == {"yarn", "adarope"}
     np.testing.assert_allclose(lines["adarope"].y, 0.1, atol=1e-5)
@@ -297,7 +295,7 @@ def test_loss_is_a_mean_over_documents_and_the_difference_is_paired(run: Run) ->
         lambda frame: head_matrices.plot_change(frame, "growth", "yarn", "base"),
         lambda frame: head_matrices.plot_distribution(frame, "cov"),
         lambda frame: head_scatter.plot_against_baseline(frame, "ess2_1024", "base"),
-        lambda frame: effective_length.plot_effective_length(frame, [(0, 0)]),
+        lambda frame: curves.plot_effective_length(frame, [(0, 0)]),
         lambda frame: rank_shift.plot_rank_shift(frame, "growth", "base"),
         lambda frame: head_matrices.plot_small_matrices(frame, "growth"),
         lambda frame: learned_frequencies.plot_layers_by_change(frame, "base"),
@@ -308,8 +306,8 @@ def test_loss_is_a_mean_over_documents_and_the_difference_is_paired(run: Run) ->
         lambda frame: rotary.plot_spectrum(frame, 0, 0),
         lambda frame: rotary.plot_pair_profile(frame, 0, 0, "base"),
         lambda frame: learned_frequencies.plot_frequency_change(frame, "base"),
-        lambda frame: loss.plot_loss_by_position(frame),
-        lambda frame: loss.plot_loss_difference(frame, "base"),
+        lambda frame: curves.plot_loss_by_position(frame),
+        lambda frame: curves.plot_loss_difference(frame, "base"),
     ],
 )
 def test_a_table_without_rows_or_columns_gives_a_figure_with_the_reason(run: Run, figure) -> None:
@@ -370,7 +368,7 @@ def test_selected_heads_are_framed_in_every_matrix_and_the_axes_stay(run: Run) -
         (head_matrices.plot_matrix(run.heads, "cov", "base"), 1),
         (head_matrices.plot_small_matrices(run.heads, "cov"), 3),
     ):
-        highlight.highlight_heads(figure, selected_heads)
+        head_scatter.highlight_heads(figure, selected_heads)
         frames = [trace for trace in figure.data if trace.type == "scatter"]
         assert len({frame.xaxis or "x" for frame in frames}) == panels
         for frame in frames:
@@ -419,8 +417,8 @@ def test_ids_of_head_points_reach_the_browser_as_lists_and_are_not_checked_one_b
 @pytest.mark.parametrize(
     "plot",
     [
-        lambda run: effective_length.plot_effective_length(run.attention, [(1, 2)]),
-        lambda run: effective_length.plot_effective_length(run.attention, [(1, 2), (3, 0)]),
+        lambda run: curves.plot_effective_length(run.attention, [(1, 2)]),
+        lambda run: curves.plot_effective_length(run.attention, [(1, 2), (3, 0)]),
         lambda run: rotary.plot_spectrum(run.pairs, 1, 2),
         lambda run: rotary.plot_pair_profiles(run.distance, 1, 2),
         lambda run: rotary.plot_logit_by_distance(run.distance, 1, 2),

@@ -13,7 +13,7 @@ from support.tokenizers import KINDS, play, tokenizer
 
 from headscope.errors import BadInput, ResourceMissing
 from headscope.models import loading
-from headscope.prompts import wu_prompts
+from headscope.prompts import haystack as wu_prompts
 from headscope.prompts.haystack import Haystack, NeedlePromptBuilder, decode_tokens
 from headscope.prompts.needles import INDIRECT_NEEDLES, LITERAL_NEEDLES, Needle, read_needles
 from headscope.prompts.texts import first_tokens

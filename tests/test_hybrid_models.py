@@ -14,9 +14,9 @@ import headscope as hs
 from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import UnsupportedModel
 from headscope.interventions.edits import edit_units
+from headscope.interventions.heads import head_units
 from headscope.interventions.kinds import Zero
 from headscope.interventions.replay import Replay
-from headscope.interventions.units import head_units
 from headscope.positions.model import Model
 from probes.influence.run import head_influence
 from probes.influence.sweep import estimate_effects

@@ -26,8 +26,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "probe": {"declaration", "rendering", "results", "runs", "study"},
     "lazy_names": set(),
     "plugins": {"errors", "declaration"},
-    "estimates": set(),
-    "heads": {"errors", "estimates", "user_input", "model_identity"},
+    "heads": {"errors", "user_input", "model_identity"},
     "attention": {"errors", "compat"},
     "kernels": {"attention"},
     "measures": {"errors", "attention", "bins", "kernels", "streaming"},
@@ -66,7 +65,6 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "prompts": {"errors", "user_input"},
     "runs": {
         "errors",
-        "estimates",
         "bins",
         "user_input",
         "signals",
@@ -76,11 +74,10 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "model_spec",
         "model_identity",
     },
-    "scores": {"errors", "estimates", "user_input", "heads", "runs", "model_identity", "attention"},
-    "plots": {"compat", "errors", "estimates", "bins", "heads", "runs"},
+    "scores": {"errors", "user_input", "heads", "runs", "model_identity", "attention"},
+    "plots": {"compat", "errors", "bins", "heads", "runs"},
     "results": {
         "errors",
-        "estimates",
         "plugins",
         "declaration",
         "heads",
@@ -89,10 +86,9 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "prompts",
         "runs",
     },
-    "effects": {"estimates", "heads", "prompts", "runs", "results"},
+    "effects": {"heads", "prompts", "runs", "results"},
     "rendering": {
         "errors",
-        "estimates",
         "plugins",
         "declaration",
         "heads",
@@ -160,9 +156,9 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "bench": {"api", "positions", "prompts", "run", "runs", "study"},
     "score_probe": {"attention", "probe", "rendering", "results", "runs", "study"},
 }
-"""Folder or module of headscope -> those that it may import, also for types. `cli`, `reference` and `stub` may import
+"""Folder or module of headscope -> those that it may import, also for types. `cli` and `reference` may import
 all."""
-MAX_ROOMS, MAX_FLOORS = 46, 12
+MAX_ROOMS, MAX_FLOORS = 44, 12
 """Folders and modules of headscope, and the longest way down from one of them through its imports."""
 
 TORCH = {"torch", "transformers", "transformer_lens"}
@@ -332,7 +328,7 @@ def test_every_package_has_allowed_imports_without_cycles() -> None:
     existing = {
         path.stem for path in (ROOT / "headscope").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
     }
-    modules = {"__init__", "__main__", "api_pages", "cli", "reference", "stub"}
+    modules = {"__init__", "__main__", "api_pages", "cli", "reference"}
     assert existing == {*ALLOWED_IMPORTS, *modules}
     order = TopologicalSorter(ALLOWED_IMPORTS).static_order()  # raises for a circle
     floors: dict[str, int] = {}

@@ -20,11 +20,11 @@ from headscope.decomposition.attributed_rows import find_top_far_rows
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.selfcheck import run_checks as run_checks_of_model
 from headscope.interventions.edits import registered
+from headscope.interventions.heads import head_units
 from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import PairRuns
 from headscope.interventions.path_patching import Path, PathPatching, inspect_paths
 from headscope.interventions.sparse_attention import attending_by
-from headscope.interventions.units import head_units
 from headscope.measures.attention_rows import ROW_STATISTICS, row_statistics, with_row_sums
 from headscope.measures.copying import last_query_weights
 from headscope.measures.detectors import attention_weights_at

@@ -15,7 +15,7 @@ from support.refusals import assert_names, refuses
 from torch import Tensor
 
 import headscope as hs
-from headscope.effects.agreement import agreements
+from headscope.effects.comparison import agreements
 from headscope.effects.results import effect_text
 from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput, BadOption, Interrupted, UnsupportedModel

@@ -13,7 +13,7 @@ from support.refusals import refuses
 from support.tiny_studies import StopsAfter, content, save_checkpoint, save_texts
 
 import headscope as hs
-from headscope.effects.agreement import agreements
+from headscope.effects.comparison import agreements
 from headscope.errors import BadInput, BadOption, Interrupted
 from headscope.prompts.needles import LITERAL_NEEDLES
 from headscope.runs.run import Run

@@ -6,7 +6,7 @@ import pytest
 from support.refusals import assert_names
 from support.synthetic_runs import synthetic_run
 
-from headscope.effects.agreement import agreements
+from headscope.effects.comparison import agreements
 from headscope.effects.sweep import Effects, effects_table
 from headscope.effects.units import unit_nouns
 from headscope.plots.learned_frequencies import plot_learned_frequencies

@@ -18,9 +18,9 @@ from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.interventions.edits import edit, edit_units, edited
+from headscope.interventions.heads import Unit, head_units, kv_group_units
 from headscope.interventions.kinds import DocumentMean, InputsFunction, OutputFunction, Scale, Uniform, Zero
 from headscope.interventions.position_kinds import PositionReset
-from headscope.interventions.units import Unit, head_units, kv_group_units
 from headscope.positions import AdaRoPE, attached, resolve_schedule
 from headscope.positions.model import Model
 from headscope.positions.schedule import FixedSchedule, Schedule

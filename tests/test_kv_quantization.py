@@ -12,8 +12,8 @@ from support.tiny_studies import save_checkpoint, save_texts
 import headscope as hs
 from headscope.attention.record import AttentionRecord
 from headscope.interventions.edits import edit_units, edited
+from headscope.interventions.heads import kv_group_units
 from headscope.interventions.position_kinds import KVQuantization, fake_quantize
-from headscope.interventions.units import kv_group_units
 
 IDS = torch.randint(3, families.VOCAB, (1, 70), generator=torch.Generator().manual_seed(0))
 

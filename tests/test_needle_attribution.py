@@ -24,8 +24,8 @@ from headscope.errors import BadInput, BadOption, Interrupted, UnsupportedModel
 from headscope.forward import prefix_cache
 from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.interventions.ablation import reference_outputs
+from headscope.interventions.heads import Unit
 from headscope.interventions.kinds import Zero, mean_over_tokens
-from headscope.interventions.units import Unit
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder

@@ -17,8 +17,8 @@ from torch import Tensor
 import headscope as hs
 from headscope.errors import BadInput, BadOption, UnsupportedModel
 from headscope.interventions.edits import edit_units
+from headscope.interventions.heads import Unit, head_units, kv_group_units
 from headscope.interventions.replay import Replay
-from headscope.interventions.units import Unit, head_units, kv_group_units
 from headscope.positions import resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents

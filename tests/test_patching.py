@@ -18,15 +18,9 @@ from transformers import PreTrainedModel
 import headscope as hs
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
+from headscope.interventions.heads import Unit
 from headscope.interventions.metrics import Metric, MetricName, PairTokens
-from headscope.interventions.pair_runs import (
-    GROUP_ACTIVATIONS,
-    Activation,
-    Direction,
-    PairRuns,
-    patched_units,
-)
-from headscope.interventions.units import Unit
+from headscope.interventions.pair_runs import GROUP_ACTIVATIONS, Activation, Direction, PairRuns, patched_units
 from headscope.positions.model import Model
 from headscope.prompts.pairs import TokenPair
 

@@ -17,9 +17,9 @@ import headscope as hs
 from headscope.effects.sweep import effects_table
 from headscope.errors import Interrupted
 from headscope.heads import HeadSet
+from headscope.interventions.heads import Unit
 from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import PairRuns, patched_units
-from headscope.interventions.units import Unit
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly
 from headscope.runs.aggregation import adjust_p_values

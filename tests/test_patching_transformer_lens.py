@@ -14,11 +14,11 @@ from transformer_lens import patching as lens
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 import headscope as hs
+from headscope.interventions.heads import Unit, head_unit
 from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import GROUP_ACTIVATIONS, PairRuns, patched_units
 from headscope.interventions.parts import PART_NAMES, inspect_layer_parts
 from headscope.interventions.path_patching import Path, PathPatching, inspect_paths
-from headscope.interventions.units import Unit, head_unit
 from headscope.positions.model import Model
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]

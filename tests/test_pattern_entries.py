@@ -14,8 +14,8 @@ from support.prompt_pairs import random_pair
 from support.tiny_studies import PAIRS, save_checkpoint
 
 import headscope as hs
+from headscope.interventions.heads import head_unit, head_units
 from headscope.interventions.pair_runs import Direction, PairRuns
-from headscope.interventions.units import head_unit, head_units
 from probes.patching.plots import MAX_ENTRY_HEADS, plot_entries
 from probes.patching.position_maps import entry_maps
 

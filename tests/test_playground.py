@@ -36,9 +36,9 @@ from dashboards.playground.components import next_token_table
 from dashboards.playground.view import parse_view
 from dashboards.playground.worker import ModelWorker, authorized_worker
 from headscope.errors import BadInput, CannotWrite, Interrupted
+from headscope.interventions.heads import head_units
 from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import PairRuns
-from headscope.interventions.units import head_units
 from headscope.playground import tasks
 from headscope.playground.model_session import ModelSession
 from headscope.playground.prompt_predictions import PromptPrediction

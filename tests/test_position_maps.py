@@ -16,12 +16,12 @@ from support.tiny_studies import PAIRS, save_checkpoint
 
 import headscope as hs
 from headscope import rendering
+from headscope.plots.axes import MAX_TOKEN_LABELS, token_axis
 from headscope.plots.selector import MAX_CELLS, MAX_CHOICES, combine_figures, first_choices, remove_menu
 from headscope.plots.style import new_figure
 from headscope.rendering import assembly, run_results
 from headscope.rendering.blocks import Chart
 from headscope.rendering.figure_files import save_chart
-from headscope.rendering.token_axis import MAX_TOKEN_LABELS, token_axis
 from headscope.rendering.token_spans import token_labels
 from headscope.results.collection import all_results
 from headscope.results.result import Result

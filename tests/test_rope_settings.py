@@ -22,8 +22,7 @@ from zoo import build as zoo_build
 
 import headscope as hs
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.models.context_lengths import native_context, original_context
-from headscope.models.rope_settings import refuse_rope_settings
+from headscope.models.rope_settings import native_context, original_context, refuse_rope_settings
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
 from headscope.positions.model import Model, load

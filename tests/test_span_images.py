@@ -21,8 +21,7 @@ from transformers import (
 import headscope as hs
 from headscope.errors import BadInput, ResourceMissing, UnsupportedModel
 from headscope.forward.image_inputs import check_images_are_read_in_order
-from headscope.prompts.span_images import align_images
-from headscope.prompts.spans import parse_prompt
+from headscope.prompts.spans import align_images, parse_prompt
 
 Image = pytest.importorskip("PIL.Image")
 CHAT = (

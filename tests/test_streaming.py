@@ -17,7 +17,7 @@ from headscope.attention.record import AttentionRecord
 from headscope.attention.streaming_kernel import StreamingKind, streaming_attention
 from headscope.errors import BadInput
 from headscope.interventions.edits import edit_units, edited
-from headscope.interventions.units import head_units, kv_group_units
+from headscope.interventions.heads import head_units, kv_group_units
 from headscope.positions.model import Model
 from headscope.streaming import StreamingWindow
 

@@ -8,7 +8,7 @@ import pytest
 from mypy import api as mypy_api
 
 import headscope
-from headscope import plugins, stub
+from headscope import plugins, reference
 
 ROOT = Path(__file__).parents[1]
 OTHER_PAGES = ("api.md", "plugin-api.md", "your-own-probe.md")
@@ -34,12 +34,12 @@ def parts(run: Run) -> None:
 
 def test_the_stub_has_the_functions_and_options_of_the_probes() -> None:
     """Run `make docs` after a change of options."""
-    text = stub.FILE.read_text(encoding="utf-8")
-    assert text == stub.add_probe_functions(text)
+    text = reference.STUB.read_text(encoding="utf-8")
+    assert text == reference.add_probe_functions(text)
 
 
 def test_the_stub_has_every_name_of_the_package() -> None:
-    names = set(re.findall(r"^def (\w+)\(| as (\w+)$", stub.FILE.read_text(encoding="utf-8"), re.MULTILINE))
+    names = set(re.findall(r"^def (\w+)\(| as (\w+)$", reference.STUB.read_text(encoding="utf-8"), re.MULTILINE))
     assert {function or name for function, name in names} == {*dir(headscope)} - {"__version__"}
 
 

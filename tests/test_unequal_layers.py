@@ -31,10 +31,10 @@ from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import UnsupportedModel
 from headscope.forward.carried_state import ARGUMENT, CarriedState
 from headscope.interventions.edits import Edit, edit_units
+from headscope.interventions.heads import head_units, kv_group_units
 from headscope.interventions.kinds import Zero
 from headscope.interventions.position_kinds import PairUnrotation, PairZeroAblation, PositionReset
 from headscope.interventions.replay import Replay
-from headscope.interventions.units import head_units, kv_group_units
 from headscope.models import checkpoint
 from headscope.plots.head_matrices import plot_matrix
 from headscope.positions import AdaRoPE

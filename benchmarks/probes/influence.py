@@ -6,9 +6,9 @@ from typing import Any, get_args
 import torch
 
 from headscope.interventions.edits import edit_units
+from headscope.interventions.heads import Unit, kv_group_units
 from headscope.interventions.position_kinds import Component, PositionReset
 from headscope.interventions.replay import Replay
-from headscope.interventions.units import Unit, kv_group_units
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import resolve_schedule
 from headscope.positions.model import Model

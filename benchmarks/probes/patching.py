@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from benchmarks.lens import text_pair
+from headscope.interventions.heads import head_units
 from headscope.interventions.pair_runs import PairRuns
 from headscope.interventions.parts import PART_NAMES, inspect_layer_parts
-from headscope.interventions.units import head_units
 from headscope.positions.model import Model
 
 MAX_ESTIMATE_RATIO, MAX_EXACT_RATIO = 5.0, 0.6

@@ -18,11 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from headscope.attention import families
-from headscope.attention.call_checks import (
-    keys_of_indexer,
-    refuse_unsupported_keywords,
-    refuse_unsupported_mask,
-)
+from headscope.attention.call_checks import keys_of_indexer, refuse_unsupported_keywords, refuse_unsupported_mask
 from headscope.attention.contexts import entering, with_own_config
 from headscope.attention.edited_attention import EditedLayer, attend_with_edits
 from headscope.attention.edits import LayerEdit, LayerEdits, LayerInputs

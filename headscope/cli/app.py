@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headscope import signals, user_input
-from headscope.cli import bench, bundle, checks, execute, export, figures, plan, selfcheck
+from headscope.cli import bundle, checks, execute, export, plan, selfcheck
 from headscope.cli.command_groups import Commands
 from headscope.cli.flags import (
     EXAMPLES,
@@ -172,7 +172,7 @@ def report(
     headscope report runs/RUN --chart 'loss by position' --out loss.pdf --width icml
     """
     if chart is not None:
-        figures.write_figures(runs, chart, out, width)
+        export.write_figures(runs, chart, out, width)
     elif width is not None:
         raise BadInput(f"--width {width} is for a figure. Add --chart, or remove --width")
     else:
@@ -285,7 +285,7 @@ def _count_runs(runs: list[Path]) -> str:
 
 
 app.command(cls=GroupedCommand)(plan.plan)
-app.command(cls=GroupedCommand)(bench.bench)
+app.command(cls=GroupedCommand)(plan.bench)
 app.command(cls=GroupedCommand)(selfcheck.selfcheck)
 
 

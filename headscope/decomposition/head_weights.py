@@ -25,9 +25,8 @@ from headscope.decomposition.residual_decomposition import (
 )
 from headscope.decomposition.residual_inspection import decompose_residual_stream, input_norms, weight_matrix
 from headscope.errors import UnsupportedModel
-from headscope.forward.backbone import decoder_layers
+from headscope.forward.backbone import decoder_layers, separately_runnable_layers
 from headscope.forward.capture import capturing
-from headscope.forward.single_layers import separately_runnable_layers
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model

@@ -14,8 +14,8 @@ from headscope.decomposition.residual_decomposition import AttentionBranch, Norm
 from headscope.decomposition.residual_inspection import decompose_residual_stream
 from headscope.errors import UnsupportedModel
 from headscope.forward.capture import CapturedLayers, capturing
+from headscope.forward.layer_parts import extract_hidden_states
 from headscope.forward.logits import POSITIONS_PER_CHUNK, last_hidden_states
-from headscope.forward.module_calls import extract_hidden_states
 from headscope.forward.observe import FinishedPass, observe
 from headscope.measures.logit_attribution import direct_logit_attribution
 from headscope.positions.model import Model

@@ -20,10 +20,10 @@ from headscope.decomposition.head_weights import HeadProjection, LayerWeights, M
 from headscope.decomposition.residual_decomposition import AttentionBranch, DecompositionError
 from headscope.decomposition.token_pairs import refuse_distance_bias, rotation_phases
 from headscope.errors import BadInput, UnsupportedModel
+from headscope.forward.backbone import attention_layer_indices
 from headscope.forward.capture import CapturedLayers, capturing
+from headscope.forward.layer_parts import extract_hidden_states
 from headscope.forward.logits import finite_hidden_states
-from headscope.forward.module_calls import extract_hidden_states
-from headscope.forward.single_layers import attention_layer_indices
 from headscope.heads import format_head
 from headscope.measures.rotary_pairs import pair_coordinates
 from headscope.models.checkpoint import evaluating

@@ -26,15 +26,15 @@ from headscope.decomposition.residual_decomposition import (
     relative_tolerance,
 )
 from headscope.errors import UnsupportedModel
-from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
-from headscope.forward.capture import CapturedLayers, trial_pass
-from headscope.forward.module_calls import (
-    ModuleCall,
-    consumes_output,
-    is_same_tensor,
-    recording_calls,
+from headscope.forward.backbone import (
+    attention_layer_indices,
+    backbone,
+    check_input_ids,
+    decoder_layers,
+    refuse_non_finite,
 )
-from headscope.forward.single_layers import attention_layer_indices
+from headscope.forward.capture import CapturedLayers, trial_pass
+from headscope.forward.layer_parts import ModuleCall, consumes_output, is_same_tensor, recording_calls
 from headscope.positions.model import Model
 
 MAX_INSPECTED_TOKENS = 16

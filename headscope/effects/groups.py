@@ -1,7 +1,10 @@
 """Two groups of samples: how well each unit separates them, and how well units chosen on one half do on the other."""
 
 import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +12,47 @@ import pandas as pd
 from scipy.special import ndtri
 
 from headscope.runs.aggregation import MIN_DOCUMENTS, adjust_p_values
+
+Unit = TypeVar("Unit", bound=tuple[int, ...])
+
+
+def random_controls(
+    units: Collection[Unit], candidates: Collection[Unit], seeds: Iterable[Sequence[int]]
+) -> list[list[Unit]]:
+    """A random set for each seed, with as many units of each layer as `units` has there; all others are equally likely.
+
+    The candidates are all units of the same kind, with or without those of the set. Returns no sets if a layer has too
+    few others: see `missing_control`.
+    """
+    if missing_control(units, candidates):
+        return []
+    counts, by_layer = Counter(layer for layer, *_ in sorted(units)), defaultdict[int, list[Unit]](list)
+    for unit in sorted(candidates):
+        by_layer[unit[0]].append(unit)
+    controls = []
+    for seed in seeds:
+        generator, control = np.random.default_rng(seed), list[Unit]()
+        for layer, count in counts.items():
+            order = (by_layer[layer][number] for number in generator.permutation(len(by_layer[layer])))
+            control += sorted([unit for unit in order if unit not in units][:count])
+        controls.append(control)
+    return controls
+
+
+def missing_control(
+    units: Collection[Unit], candidates: Collection[Unit], layer_numbers: Sequence[int] | None = None
+) -> str:
+    """Why a set has no control: the first layer with fewer others than units of the set. Empty if it has one.
+
+    `layer_numbers` are the numbers of layers that units name by index.
+    """
+    others = Counter(layer for layer, *_ in {*candidates} - {*units})
+    for layer, count in Counter(layer for layer, *_ in sorted(units)).items():
+        if others[layer] < count:
+            number = layer if layer_numbers is None else layer_numbers[layer]
+            return f"layer {number} has {count} of them and {others[layer]} others"
+    return ""
+
 
 FloatArray = npt.NDArray[np.float64]
 SPLITS = 20

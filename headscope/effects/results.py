@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.effects.agreement import Agreement, agreements
+from headscope.effects.comparison import Agreement, agreements
 from headscope.effects.ranking import largest_unit
 from headscope.effects.statistics import MIN_COMPARED
 from headscope.effects.sweep import Effects

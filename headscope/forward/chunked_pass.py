@@ -14,14 +14,20 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from headscope.attention.edits import knowing_prompt_length
-from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
+from headscope.forward.backbone import (
+    attention_layer_indices,
+    backbone,
+    check_input_ids,
+    decoder_layers,
+    refuse_non_finite,
+    separately_runnable_layers,
+)
 from headscope.forward.capture import capturing, trial_pass
 from headscope.forward.carried_state import shares_keys_across_layers
 from headscope.forward.free_memory import fits_one_pass, tokens_per_chunk
 from headscope.forward.layer_parts import residual_stream
 from headscope.forward.logits import last_hidden_states, replacing_forward
 from headscope.forward.prefix_cache import supports_prefix_cache
-from headscope.forward.single_layers import attention_layer_indices, separately_runnable_layers
 from headscope.positions.model import Model
 
 TRIAL_TOKENS = 48

@@ -17,11 +17,11 @@ from torch import Tensor
 from headscope.attention.edits import TokenSet
 from headscope.forward.stream_store import ResidualStreamStore
 from headscope.interventions.ablation import reference_outputs
-from headscope.interventions.answer_runs import AnswerRuns
 from headscope.interventions.edits import Edit, Run
 from headscope.interventions.heads import LayerHead
 from headscope.interventions.kinds import Replace, Zero
 from headscope.interventions.metrics import Metric
+from headscope.interventions.pair_runs import AnswerRuns
 from headscope.interventions.replay import Activations
 from headscope.positions.attach import attached
 from headscope.positions.model import Model

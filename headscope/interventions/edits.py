@@ -19,9 +19,8 @@ from headscope.attention.record import LogitKind
 from headscope.errors import BadInput
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.heads import format_head
-from headscope.interventions.heads import Heads, LayerHead, describe_heads, layer_heads
+from headscope.interventions.heads import Heads, LayerHead, Unit, describe_heads, layer_heads
 from headscope.interventions.kinds import targets_of
-from headscope.interventions.units import Unit
 from headscope.models.checkpoint import LoadedModel
 from headscope.positions.model import Model
 

@@ -22,17 +22,17 @@ from torch import Tensor
 
 from headscope.attention import backend, families
 from headscope.attention.edits import TokenSet
-from headscope.forward.frozen_prefix import FrozenPrefix, shared_prefix
 from headscope.forward.layer_parts import LayerParts
+from headscope.forward.prefix_cache import FrozenPrefix, shared_prefix
 from headscope.interventions.edits import Edit, Run
+from headscope.interventions.heads import Unit, head_units, kv_group_units
 from headscope.interventions.kinds import Replace, RunPattern
 from headscope.interventions.metrics import Metric, PairTokens, finite_metric, metric_function
 from headscope.interventions.parts import PartName, ReplacePart
 from headscope.interventions.replay import ActivationName, Objective, Replay
-from headscope.interventions.units import Unit, head_units, kv_group_units
 from headscope.measures.row_sampling import query_range
 from headscope.positions.model import Model
-from headscope.prompts.pairs import stored_metric_name
+from headscope.prompts.pairs import TokenPair, stored_metric_name
 
 Activation = Literal["z", "q", "k", "v", "pattern"]
 Direction = Literal["denoising", "noising"]
@@ -223,3 +223,33 @@ class PairRuns:
         """What to add to a position of the patched run for the position of the other one that corresponds to it."""
         run, source = (self.pair.aligned_positions(replay.ids) for replay in self.run_and_source(direction))
         return source.start - run.start
+
+
+class AnswerRuns:
+    """The clean prompt of a pair and its answer after a full pass, under the model's scheme.
+
+    `unchanged` is the metric of the unchanged model.
+    """
+
+    def __init__(self, model: Model, pair: TokenPair, metric: Metric, memory_bytes: float):
+        tokens = PairTokens.on_device(pair, model.device)
+        schedule: Any = model.schedule
+        self.model, self._answer = model, tokens.answer
+        self._replay = Replay(model, schedule, tokens.clean, memory_bytes, len(pair.clean))
+        with self.capturing():
+            self._replay.record_streams()
+            logits = self._replay.target_logits()
+        self._metric = metric_function(metric, tokens, logits)
+        self.unchanged = self._value(logits)
+
+    def capturing(self) -> AbstractContextManager[Any]:
+        """Attach the position scheme and capture the model's layers."""
+        return self._replay.capturing()
+
+    def values(self, runs: Sequence[Run], on_progress: Callable[[int], None] | None = None) -> list[float]:
+        """The metric of every run. `on_progress` gets the number of runs after every batch."""
+        with self.capturing(), torch.no_grad():
+            return self._replay.evaluate(runs, self._value, on_progress)
+
+    def _value(self, logits: Tensor) -> float:
+        return finite_metric(self.model, self._metric, logits, self._answer)

@@ -30,10 +30,10 @@ from headscope.attention.edits import TokenSet
 from headscope.decomposition.residual_decomposition import AttentionBranch, DecompositionError, Norm
 from headscope.decomposition.residual_inspection import MAX_INSPECTED_TOKENS, decompose_residual_stream, input_norms
 from headscope.errors import BadInput, UnsupportedModel
+from headscope.forward.backbone import separately_runnable_layers
 from headscope.forward.capture import capturing, trial_pass
 from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.logits import replacing_forward
-from headscope.forward.single_layers import separately_runnable_layers
 from headscope.forward.stream_store import ResidualStreamStore
 from headscope.interventions.edits import Edit
 from headscope.interventions.kinds import Replace

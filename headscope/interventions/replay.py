@@ -22,11 +22,16 @@ from headscope.attention.edited_attention import outputs_of_record
 from headscope.attention.edits import LayerEdit, prompt_length
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
-from headscope.forward.backbone import backbone, check_input_ids, refuse_non_finite
+from headscope.forward.backbone import (
+    attention_layer_indices,
+    backbone,
+    check_input_ids,
+    refuse_non_finite,
+    single_layer_list,
+)
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.carried_state import CarriedGradients, CarriedState, batch_axis, expand_batch
 from headscope.forward.free_memory import in_batches, runs_per_batch
-from headscope.forward.frozen_prefix import FrozenPrefix
 from headscope.forward.layer_parts import LayerParts, collecting_parts, residual_stream
 from headscope.forward.logits import (
     batched_logits,
@@ -36,7 +41,7 @@ from headscope.forward.logits import (
     replacing_forward,
     token_losses,
 )
-from headscope.forward.single_layers import attention_layer_indices, single_layer_list
+from headscope.forward.prefix_cache import FrozenPrefix
 from headscope.forward.stream_store import ResidualStreamStore
 from headscope.interventions.edits import Edit, Run, registered
 from headscope.interventions.kinds import Replace

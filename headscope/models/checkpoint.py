@@ -25,10 +25,10 @@ from headscope.model_identity import ModelIdentity
 from headscope.model_spec import ModelSpec
 from headscope.models import loading, lora, module_facts, open_contexts, quantization
 from headscope.models.bridge import delegating_attention, is_bridge
-from headscope.models.context_lengths import native_context, original_context
 from headscope.models.eager_check import check_against_eager
 from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model
 from headscope.models.padding_check import PaddingCheck
+from headscope.models.rope_settings import native_context, original_context
 from headscope.models.rotation import preserving_frequencies, rope_types
 from headscope.models.unsupported import refuse_autocast, refuse_by_config, refuse_without_language_head
 from headscope.models.weight_digests import WeightTracker, named_tensors

@@ -22,8 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, first_line
 from headscope.models.gguf_check import check_model
 from headscope.models.gguf_config import gguf_config
-from headscope.models.gguf_file import read_gguf
-from headscope.models.gguf_weights import copy_weights_without_suffix
+from headscope.models.gguf_file import copy_weights_without_suffix, read_gguf
 
 log = logging.getLogger("headscope")
 

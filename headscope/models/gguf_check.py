@@ -21,9 +21,8 @@ from headscope.models.gguf_config import (
     layer_windows,
     softmax_scale,
 )
-from headscope.models.gguf_file import GgufFile
+from headscope.models.gguf_file import GgufFile, refuse_unused_tensors
 from headscope.models.gguf_rope import attention_factor, original_length, rope_theta, scaling_factor, scaling_type
-from headscope.models.gguf_weights import refuse_unused_tensors
 from headscope.models.inspection import evaluation_mode, inspect_model
 
 RELATIVE_TOLERANCE = 1e-5

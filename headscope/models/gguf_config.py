@@ -14,8 +14,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from headscope.errors import UnsupportedModel
-from headscope.models.gguf_families import family_values
-from headscope.models.gguf_file import GgufFile
+from headscope.models.gguf_file import GgufFile, family_values
 from headscope.models.gguf_rope import LOCAL_BASES, proportional_parameters, rope_parameters, rope_theta
 
 Windows = Literal["none", "all", "pattern"]

@@ -22,8 +22,8 @@ from headscope.attention import backend
 from headscope.attention.geometry import RotaryLayout
 from headscope.attention.masks import UnsupportedMask
 from headscope.errors import HeadscopeError, UnsupportedModel, first_line
-from headscope.models.context_lengths import frequency_change_length
 from headscope.models.interception import intercepting_rotations
+from headscope.models.rope_settings import frequency_change_length
 from headscope.models.rotation import MeasuredRotation, RotationCall, TableLayout, measure_rotation
 from headscope.models.unsupported import has_attention, refuse_autocast
 

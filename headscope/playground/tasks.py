@@ -23,10 +23,10 @@ from headscope.forward.logits import finite_hidden_states, logits_and_targets, n
 from headscope.heads import Head, format_head
 from headscope.interventions.ablation import ablated, reference_outputs, reference_tokens
 from headscope.interventions.edits import edit, edited
+from headscope.interventions.heads import head_units
 from headscope.interventions.kinds import Replace, mean_over_tokens
 from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import PairRuns
-from headscope.interventions.units import head_units
 from headscope.measures.detectors import attention_weights_at
 from headscope.models.checkpoint import evaluating
 from headscope.playground.model_session import ModelSession

@@ -11,8 +11,7 @@ from plotly.colors import make_colorscale
 
 from headscope.plots import shapes, style
 from headscope.plots.colour_range import ZERO_CENTRED_SCALE
-from headscope.plots.draft import Draft
-from headscope.plots.head_plot import HeadPlot
+from headscope.plots.draft import Draft, HeadPlot
 from headscope.runs.aggregation import mean_with_interval
 
 DISTANCE_TITLE = "distance i − j (tokens)"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from headscope.models.checkpoint import LoadedModel
-from headscope.models.context_lengths import ORIGINAL_LENGTH_KEY, original_context
+from headscope.models.rope_settings import ORIGINAL_LENGTH_KEY, original_context
 from headscope.models.rotation import cos_sin_tables, preserving_frequencies
 from headscope.positions.schedule import FixedSchedule, Schedule, require_rotation, unsupported_scheme_error
 

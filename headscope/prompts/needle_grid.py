@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headscope.errors import BadInput
-from headscope.prompts import wu_prompts
+from headscope.prompts import haystack as wu_prompts
 from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder, Template, load_haystacks
 from headscope.prompts.needles import Needle
 

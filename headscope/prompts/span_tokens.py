@@ -9,8 +9,17 @@ import numpy.typing as npt
 
 from headscope.errors import BadInput, first_line
 from headscope.prompts.pairs import continuation_tokens
-from headscope.prompts.span_images import align_images, process_images
-from headscope.prompts.spans import FIRST, GENERATED, IMAGE, REST, TEMPLATE, MarkedText, SpanPrompt
+from headscope.prompts.spans import (
+    FIRST,
+    GENERATED,
+    IMAGE,
+    REST,
+    TEMPLATE,
+    MarkedText,
+    SpanPrompt,
+    align_images,
+    process_images,
+)
 from headscope.prompts.special_tokens import leading_special_tokens
 from headscope.prompts.token_text import token_offsets
 from headscope.user_input import quote

@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.errors import BadInput
-from headscope.estimates import estimate_mask
-from headscope.heads import parse_head
+from headscope.heads import estimate_mask, parse_head
 from headscope.results.check_file import Check
 from headscope.results.comparison import Change, SameSamples, change
 from headscope.results.result import Result

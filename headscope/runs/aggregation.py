@@ -17,7 +17,7 @@ import pandas as pd
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from headscope.bins import in_last_octave
-from headscope.estimates import EXACT, method_column
+from headscope.heads import EXACT, method_column
 
 HEAD_KEYS = ["model", "layer", "head", "kv_group"]
 """Key columns of the per-head table."""

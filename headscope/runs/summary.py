@@ -12,7 +12,7 @@ import pandas as pd
 from headscope import plugins
 from headscope.declaration import Declaration
 from headscope.errors import BrokenProbe
-from headscope.estimates import method_column
+from headscope.heads import method_column
 from headscope.model_identity import Comparison, ModelIdentity
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import columns_by_length, statistic

@@ -9,8 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.errors import BadInput
-from headscope.estimates import estimate_mask
-from headscope.heads import HeadSet, format_head
+from headscope.heads import HeadSet, estimate_mask, format_head
 from headscope.model_identity import (
     NO_DIGESTS,
     AcceptedWeights,

@@ -2,13 +2,26 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WrapValidator
 
 from headscope.prompts.pair_sets import GENERATED_SETS, SETS_OF_ANY_LENGTH, check_source
+from headscope.prompts.pairs import stored_metric_name
+from headscope.prompts.token_positions import position_names
 from headscope.runs.head_names import head_names, names_of_heads
 from headscope.study.config import Options
 from headscope.study.option_rules import Needs, Rule
-from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS, STORES_NAME
+
+
+def _accept_function(value: Any, parse: Any) -> Any:
+    return value if callable(value) else parse(value)
+
+
+ACCEPTS_FUNCTION = WrapValidator(_accept_function)
+STORES_NAME = PlainSerializer(stored_metric_name, return_type=str)
+"""Annotations of such an option, as in Annotated[Literal[...], ACCEPTS_FUNCTION, STORES_NAME]."""
+ACCEPTS_POSITIONS = BeforeValidator(position_names)
+"""Annotation of a list of positions that may be a single one, or hold numbers, ranges and slices."""
+
 
 PAIRS_HELP = (
     "sets of prompt pairs: ioi (with one corruption: ioi:other, ioi:swap, ioi:abc), greater-than, induction, needle, "

@@ -99,6 +99,14 @@ class ObservingRunner(Protocol):
         """A new observer of the pass over ids [1, L]; the position scheme is attached when this is called."""
 
 
+class RunnerParts:
+    """The contract of the part of a probe that runs models, and may import torch."""
+
+    def runner(self) -> "Callable[[Any, StudyContext], ProbeRunner | ObservingRunner]":
+        """The class that executes it, called with its options and the study."""
+        raise NotImplementedError("the probe has no runner")
+
+
 @dataclass(frozen=True)
 class Job:
     """Cells that are run and stored together: one cell, or all cells that observe the same forward pass."""

@@ -25,10 +25,9 @@ from pydantic import (
 from headscope import plugins, user_input
 from headscope.errors import BadInput, BadOption, OptionError, OptionName
 from headscope.model_spec import ModelSpec
-from headscope.prompts.bos import BosChoice
 from headscope.prompts.shakespeare import DEFAULT_SOURCE, expand_source
-from headscope.study.option_faults import first_fault
-from headscope.study.option_rules import Excludes, Needs, Rule, rules_of
+from headscope.prompts.special_tokens import BosChoice
+from headscope.study.option_rules import Excludes, Needs, Rule, first_fault, rules_of
 
 log = logging.getLogger("headscope")
 

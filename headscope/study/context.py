@@ -14,7 +14,7 @@ from headscope.models import loading
 from headscope.models.checkpoint import Checkpoint, open_checkpoint, pick_device, pick_dtype
 from headscope.positions.model import Model
 from headscope.positions.schemes import Scheme, build_scheme
-from headscope.prompts.bos import opening_tokens, with_bos
+from headscope.prompts.special_tokens import opening_tokens, with_bos
 from headscope.prompts.texts import TokenDocument, load_token_documents
 from headscope.study import digests
 from headscope.study.config import Study

@@ -21,10 +21,9 @@ from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import PRETRAINING_KEY, Model
 from headscope.runs.arrow import Rows
 from headscope.study import process_memory
-from headscope.study.cells import Job, ObservingRunner, PassCell, ProbeRunner, group_by_pass
+from headscope.study.cells import Job, ObservingRunner, PassCell, ProbeRunner, RunnerParts, group_by_pass
 from headscope.study.context import OTHER_WEIGHTS, StudyContext
-from headscope.study.runner_parts import RunnerParts
-from headscope.study.versions import library_versions
+from headscope.study.digests import library_versions
 
 log = logging.getLogger("headscope")
 

@@ -1,8 +1,13 @@
-"""Heads that an option names, as units of the models of a study."""
+"""Heads that an option names, and kinds of ablation, as units and edits of the models of a study."""
 
 from collections.abc import Sequence
+from typing import Any
 
+from headscope.ablation_names import MEAN_OF_TEXT
+from headscope.interventions.ablation import parse_ablation, reference_outputs, reference_tokens
+from headscope.interventions.kinds import Replace, mean_over_tokens
 from headscope.model_identity import AcceptedWeights, refuse_other_weights
+from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.runs.head_names import HEADS_OF_WEIGHTS, parse_heads
 from headscope.study.context import StudyContext
@@ -38,3 +43,40 @@ class NamedHeads:
             source = f"head set '{heads if name.startswith(HEADS_OF_WEIGHTS) else name}'"
             if refuse_other_weights(source, heads.model_digests, model.identity, label, self._weights):
                 self.context.record_other_weights(label, source, heads.model_digests.label)
+
+
+class StudyAblations:
+    """Kinds of edit by name; the means of the reference text are kept for one model."""
+
+    def __init__(self, context: StudyContext):
+        self.context = context
+        self._tokens: dict[str, Sequence[int]] = {}
+        self._mean: tuple[str, Replace] | None = None
+
+    def check(self, kinds: Sequence[str], label: str) -> list[Any]:
+        """The kinds of edit before the model runs, None for those that need outputs; reads its reference text.
+
+        Raises BadInput for a text that names no kind. A reference text is an input of the study.
+        """
+        if MEAN_OF_TEXT in kinds:
+            self._reference_tokens(label)
+        return [parse_ablation(kind, self.context.seed) for kind in kinds]
+
+    def kind(self, kind: str, label: str, model: Model) -> Any:
+        """The kind of edit for a model, whose means are those under its position scheme; None for resample."""
+        if kind != MEAN_OF_TEXT:
+            return parse_ablation(kind, self.context.seed)
+        if self._mean is None or self._mean[0] != label:
+            tokens = self._reference_tokens(label)
+            with attached(model):
+                outputs = reference_outputs(model, range(model.geometry.layers), tokens)
+            self._mean = (label, mean_over_tokens(outputs, MEAN_OF_TEXT))
+        return self._mean[1]
+
+    def _reference_tokens(self, label: str) -> Sequence[int]:
+        """The tokens of the reference text of a model."""
+        if label not in self._tokens:
+            model, tokenizer = self.context.model(label), self.context.tokenizer(label)
+            self._tokens[label] = reference_tokens(model, tokenizer, self.context.study.texts.source)
+            self.context.record_input(f"reference text of '{label}'", [self._tokens[label]])
+        return self._tokens[label]

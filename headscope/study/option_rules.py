@@ -1,12 +1,109 @@
-"""Rules about options that depend on each other. A class of options declares them as `option_rules`."""
+"""Rules that relate options to one another, and in words what is wrong with options that pydantic refuses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from headscope.errors import OptionError
+from pydantic import BaseModel, ValidationError
+
+from headscope import user_input
+from headscope.errors import OptionError, did_you_mean
 from headscope.user_input import MAX_QUOTED
+
+REQUIREMENTS = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float", "int_parsing_size"), "must be an integer"),
+    **dict.fromkeys(("float_parsing", "float_type"), "must be a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "must be true or false"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a mapping (key: value)"),
+    "finite_number": "must be a finite number",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be below {lt}",
+    "multiple_of": "must be a multiple of {multiple_of}",
+    "string_type": "must be a string",
+    "string_too_short": "must not be empty",
+    "string_pattern_mismatch": "may only have letters, digits, - and _, at most 100 of them",
+    "invalid_key": "must be a string (a key)",
+    "list_type": "must be a list",
+    "too_short": "must have at least {min_length} value",
+    "too_long": "must have at most {max_length} values",
+    "literal_error": "must be {expected}",
+}
+"""What a value must be, by pydantic's type of mistake."""
+
+
+def first_fault(error: ValidationError, root: type[BaseModel]) -> tuple[tuple[str | int, ...], str | OptionError]:
+    """The path of the first mistake in options of type `root`, and what is expected (by each type that was tried) with
+    the value."""
+    mistakes = [(_error_path(mistake["loc"], root), mistake) for mistake in error.errors()]
+    mistakes.sort(key=lambda item: item[1]["type"] != "extra_forbidden")  # which may be why another key is missing
+    first = mistakes[0][0]
+    # Of the types that were tried, the one whose validation went furthest was probably meant.
+    same_key = (item for item in mistakes if item[0][: len(first)] == first)
+    steps, mistake = max(same_key, key=lambda item: len(item[0]))
+    path = tuple(step for step, _ in steps)
+    if mistake["type"] == "extra_forbidden":
+        known_keys = list(steps[-1][1].model_fields)
+        hint = did_you_mean(str(steps[-1][0]), known_keys)
+        return (), f"unknown key '{'.'.join(map(str, path))}'{hint}. Use one of: {', '.join(known_keys)}"
+    same_place = [item for item_steps, item in mistakes if item_steps == steps]
+    if own_check := next((item for item in same_place if item["type"] == "value_error"), None):
+        cause = own_check["ctx"]["error"]
+        return path, cause if isinstance(cause, OptionError) else OptionError("{text}", text=str(cause))
+    if mistake["type"] == "missing":
+        return path, " is missing. Give it a value"
+    first_text, *texts = dict.fromkeys(map(_error_text, same_place))
+    reason = " or ".join([first_text, *(text.removeprefix("must be ") for text in texts)])
+    return path, f" {reason}: {user_input.quote(mistake['input'])}{_example(steps, mistake['type'])}"
+
+
+def _error_text(error: Any) -> str:
+    """What a value must be, for the mistakes that pydantic finds itself."""
+    text = REQUIREMENTS.get(error["type"])
+    return (
+        str(error["msg"]).replace("Input should be", "must be") if text is None else text.format(**error.get("ctx", {}))
+    )
+
+
+def _example(steps: list[tuple[int | str, Any]], error_type: str) -> str:
+    """The default of a numeric option, as an example of a value; "" for other mistakes or without a default."""
+    name, options = steps[-1]
+    field = options.model_fields.get(name) if options is not None and isinstance(name, str) else None
+    if field is None or not error_type.startswith(("int_", "float_", "finite_")):
+        return ""
+    default = field.get_default(call_default_factory=True)
+    return f". Use e.g. {default}" if isinstance(default, int | float) else ""
+
+
+def _error_path(location: tuple[int | str, ...], root: type[BaseModel]) -> list[tuple[int | str, Any]]:
+    """The keys of a pydantic location with the options that contain each, without pydantic's names of types."""
+    options: Any = root
+    steps: list[tuple[int | str, Any]] = []
+    for index, step in enumerate(location):
+        if options is None and not isinstance(step, int):
+            continue  # the name of a type that was tried
+        steps.append((step, options))
+        if isinstance(step, int):
+            continue
+        field = options.model_fields.get(step) if options is not None else None
+        classes = [] if field is None else _annotation_classes(field.annotation)
+        options = next((item for item in classes if isinstance(item, type) and issubclass(item, BaseModel)), None)
+        if dict in _annotation_origins(field.annotation if field is not None else None):
+            return [*steps, *((key, None) for key in location[index + 1 : index + 2])]
+    return steps
+
+
+def _annotation_classes(annotation: Any) -> list[Any]:
+    """The classes in an annotation such as `list[Phase] | None`."""
+    arguments = get_args(annotation)
+    return [item for argument in arguments for item in _annotation_classes(argument)] if arguments else [annotation]
+
+
+def _annotation_origins(annotation: Any) -> set[Any]:
+    return {get_origin(annotation)}.union(*(_annotation_origins(argument) for argument in get_args(annotation)))
+
 
 MAX_LISTED = 4
 """Values that a message lists before the last one."""

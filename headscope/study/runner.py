@@ -20,6 +20,7 @@ from headscope.runs.writer import RunWriter
 from headscope.study.cells import Job
 from headscope.study.config import EngineOptions, Study
 from headscope.study.context import StudyContext
+from headscope.study.digests import check_versions, library_versions, other_versions
 from headscope.study.executor import (
     JobExecutor,
     JobTimings,
@@ -30,7 +31,6 @@ from headscope.study.executor import (
     text_digests,
 )
 from headscope.study.progress import NoProgress, Progress
-from headscope.study.versions import check_versions, library_versions, other_versions
 
 log = logging.getLogger("headscope")
 

@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 
 from headscope.attention.edits import TokenSet
-from headscope.effects.controls import missing_control, random_controls
+from headscope.effects.groups import missing_control, random_controls
 from headscope.errors import BadInput
 from headscope.interventions.ablation import reference_outputs
-from headscope.interventions.answer_runs import AnswerRuns
 from headscope.interventions.edits import Edit
 from headscope.interventions.heads import ALL_HEADS, LayerHead, heads_by_layer
 from headscope.interventions.kinds import Replace, targets_of
+from headscope.interventions.pair_runs import AnswerRuns
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.answers import shows_answer
@@ -25,11 +25,10 @@ from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, single_pair
 from headscope.prompts.pairs import METRICS_OF_ONE_TOKEN, METRICS_WITH_WRONG, TokenPair, stored_metric_name
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.arrow import Rows
-from headscope.study.ablations import StudyAblations
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
-from headscope.study.named_heads import NamedHeads
-from headscope.study.prompt_sets import PromptSets
+from headscope.study.named_heads import NamedHeads, StudyAblations
+from headscope.study.prompts import PromptSets
 from probes.ablation.declaration import ABLATION, ABLATION_SETS, POSITIONS_MARK, AblationOptions
 
 log = logging.getLogger("headscope")

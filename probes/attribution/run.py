@@ -14,7 +14,7 @@ from headscope.positions.model import Model
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, PassCell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
-from headscope.study.prompt import ProbeTexts
+from headscope.study.prompts import ProbeTexts
 from probes.attribution.answers.run import AnswerRunner
 from probes.attribution.declaration import AttributionOptions
 

@@ -17,7 +17,7 @@ from headscope.prompts.texts import TokenDocument
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
-from headscope.study.prompt_sets import PromptSets
+from headscope.study.prompts import PromptSets
 from probes.budget import passes
 from probes.budget.declaration import (
     ANSWERS,

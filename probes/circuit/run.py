@@ -24,7 +24,7 @@ from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.named_heads import NamedHeads
-from headscope.study.prompt_sets import PromptSets
+from headscope.study.prompts import PromptSets
 from probes.circuit.declaration import CIRCUIT, CIRCUIT_MEMBERS, WHOLE, CircuitOptions, split_positions
 from probes.circuit.reference import Reference
 

@@ -22,7 +22,7 @@ from headscope.effects.sweep import (
     sweep_effects,
 )
 from headscope.effects.units import head_columns, units_of_head
-from headscope.estimates import EXACT
+from headscope.heads import EXACT
 from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Statistic, exceeds, statistics
 from headscope.runs.run_tables import RunTables

@@ -15,8 +15,8 @@ from headscope.effects.sweep import UNIT_KEYS, Effects, effects_table
 from headscope.effects.units import estimate_marks, unit_name, unit_nouns
 from headscope.plots import axes, shapes, style
 from headscope.plots.colour_range import mark_clipped_cells, signed_colours, symmetric_limit
+from headscope.plots.head_matrices import plot_unit_matrix
 from headscope.plots.style import UNNAMED
-from headscope.plots.unit_matrix import plot_unit_matrix
 from headscope.results.words import count_nouns, q_value
 from headscope.runs.column_metadata import capitalise
 from probes.influence import bands

@@ -13,8 +13,7 @@ from headscope.effects.results import sweep_results
 from headscope.effects.statistics import TOP_FRACTION, gini, top_share, top_share_interval, top_unit_count
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_nouns, unit_result
-from headscope.estimates import EXACT
-from headscope.heads import format_head
+from headscope.heads import EXACT, format_head
 from headscope.rendering.text import head_mask
 from headscope.results.result import Bound, Result
 from headscope.results.verdicts import judge

@@ -19,16 +19,16 @@ import torch
 from headscope.ablation_names import MEAN_OF_TEXT
 from headscope.effects.ranking import select_units
 from headscope.errors import BadInput
-from headscope.interventions.units import Unit
+from headscope.interventions.heads import Unit
 from headscope.positions.model import Model, load
 from headscope.prompts.needle_grid import NeedleGrid, even_depths
 from headscope.prompts.needles import read_needles
 from headscope.prompts.texts import TokenDocument
 from headscope.runs.arrow import Rows
-from headscope.study.ablations import StudyAblations
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
+from headscope.study.named_heads import StudyAblations
 from probes.influence.analysis import SWEEP, add_damped_estimates
 from probes.influence.bands import is_band
 from probes.influence.declaration import SET_TABLES, UNIT_COLUMNS, UNIT_TABLES, InfluenceOptions

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from headscope.ablation_names import MEAN_OF_TEXT
-from headscope.effects.controls import missing_control, random_controls
+from headscope.effects.groups import missing_control, random_controls
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.heads import parse_head
 from headscope.interventions.ablation import parse_ablation
 from headscope.interventions.edits import Run, edit_units
+from headscope.interventions.heads import WHOLE_GROUP, Unit, head_unit, head_units, kv_group_units
 from headscope.interventions.kinds import InputsFunction, Replace
 from headscope.interventions.position_kinds import (
     QUANTIZATION_BITS,
@@ -25,7 +26,6 @@ from headscope.interventions.position_kinds import (
     PositionReset,
 )
 from headscope.interventions.replay import Objective, Replay
-from headscope.interventions.units import WHOLE_GROUP, Unit, head_unit, head_units, kv_group_units
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import FixedSchedule, Schedule

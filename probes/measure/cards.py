@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from headscope.heads import format_head
+from headscope.plots import curves, role_emergence
 from headscope.plots import head_matrices as head_figures
-from headscope.plots import loss, role_emergence
 from headscope.plots.top_heads import fit_to_card, hide_long_legend, plot_unit_bars
 from headscope.rendering.blocks import Card, RenderContext
 from headscope.rendering.explorer_blocks import query_link
@@ -101,7 +101,7 @@ def _loss_card(context: RenderContext) -> Iterator[Card]:
         return
     length = max(result.where["context_length"] for result in differences)
     is_comparable = nll["model"].isin(models_with_same_tokens(context.run, models[0]))
-    figure = loss.plot_loss_difference(nll[is_comparable & same_text_mask(context.run, nll, models[0])], models[0])
+    figure = curves.plot_loss_difference(nll[is_comparable & same_text_mask(context.run, nll, models[0])], models[0])
     yield Card(
         hide_long_legend(fit_to_card(figure)),
         answer([result for result in differences if result.where["context_length"] == length]),

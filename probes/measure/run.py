@@ -19,7 +19,7 @@ from headscope.positions.rope_scaling import schedule_at_length
 from headscope.positions.schedule import Schedule, frequencies_by_layer
 from headscope.study.cells import Cell, PassCell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
-from headscope.study.prompt import ProbeTexts
+from headscope.study.prompts import ProbeTexts
 from probes.measure.declaration import MeasureOptions
 
 

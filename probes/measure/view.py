@@ -10,9 +10,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.heads import Head
-from headscope.plots import effective_length, layers, learned_frequencies, loss, role_emergence, rotary
+from headscope.plots import curves as effective_length
+from headscope.plots import curves as loss
 from headscope.plots import head_matrices as head_figures
-from headscope.plots.head_plot import HeadPlot
+from headscope.plots import layers, learned_frequencies, role_emergence, rotary
+from headscope.plots.draft import HeadPlot
 from headscope.plots.style import ModelStyle, missing_data_reason, styles_of
 from headscope.rendering.assembly import training_steps
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term

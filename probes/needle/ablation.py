@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 
 from headscope.attention.geometry import Geometry
-from headscope.effects.controls import missing_control, random_controls
+from headscope.effects.groups import missing_control, random_controls
 from headscope.heads import Head
 from headscope.interventions.edits import edit_units, edited
-from headscope.interventions.units import Unit, head_unit
+from headscope.interventions.heads import Unit, head_unit
 from headscope.positions.model import Model
 
 NEEDLE_HALVES = 2

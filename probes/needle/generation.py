@@ -24,7 +24,7 @@ from headscope.measures.logit_attribution import direct_logit_attribution, last_
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
-from headscope.prompts import wu_prompts
+from headscope.prompts import haystack
 from headscope.prompts.haystack import NeedlePrompt, NeedlePromptBuilder, decode_tokens
 from headscope.prompts.token_text import token_texts
 from headscope.runs.arrow import Rows
@@ -238,11 +238,11 @@ def generate_answers(
 def _request(model: Model, trial: TrialPrompt) -> GenerationRequest:
     """What to generate for a trial; the number of steps follows from the scored tokens of its first span."""
     builder, (start, end) = trial.builder, trial.spans[0]
-    max_steps = wu_prompts.MAX_STEPS if trial.mode == "wu" else end - start + EXTRA_ANSWER_STEPS
+    max_steps = haystack.MAX_STEPS if trial.mode == "wu" else end - start + EXTRA_ANSWER_STEPS
     is_last = answer_end_test(model, builder.tokenizer, stop_at_end_token=trial.mode != "wu")
     if builder.is_published:
-        published = builder.tokenizer.convert_tokens_to_ids(wu_prompts.PUBLISHED_END_TOKEN)
-        return GenerationRequest(trial.ids, max_steps, {published, wu_prompts.PUBLISHED_END_ID}.__contains__)
+        published = builder.tokenizer.convert_tokens_to_ids(haystack.PUBLISHED_END_TOKEN)
+        return GenerationRequest(trial.ids, max_steps, {published, haystack.PUBLISHED_END_ID}.__contains__)
     return GenerationRequest(trial.ids, max_steps, is_last)
 
 

@@ -24,9 +24,9 @@ from headscope.runs.arrow import Rows
 from headscope.runs.column_metadata import exceeds
 from headscope.scores import match_heads, model_heads, refuse_other_model
 from headscope.scores import read as read_scores
-from headscope.study.ablations import StudyAblations
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
+from headscope.study.named_heads import StudyAblations
 from probes.needle import ablation
 from probes.needle import generation as rows_of
 from probes.needle.ablation import NEEDLE_HALVES, AblationWork, needle_half

@@ -9,10 +9,10 @@ import pandas as pd
 
 from headscope.errors import BadInput
 from headscope.interventions.edits import Run
+from headscope.interventions.heads import Unit
 from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import Activation, Direction, PairRuns
 from headscope.interventions.parts import PartName, layers_with
-from headscope.interventions.units import Unit
 from headscope.positions.model import Model
 from headscope.prompts.answers import shows_answer
 from headscope.prompts.haystack import decode_tokens
@@ -20,7 +20,7 @@ from headscope.prompts.pair_sets import GENERATED_SETS, PairSet
 from headscope.prompts.pairs import METRICS_WITH_WRONG, TokenPair
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
-from headscope.study.prompt_sets import PromptSets
+from headscope.study.prompts import PromptSets
 from probes.patching.declaration import ALL_POSITIONS, PairOptions, effect_columns
 
 RESIDUAL_STREAM_MEMORY_BYTES = 2**28

@@ -8,8 +8,7 @@ import pandas as pd
 
 from headscope.effects.sweep import rows_of_sweep
 from headscope.effects.units import unit_name
-from headscope.estimates import EXACT
-from headscope.heads import format_head
+from headscope.heads import EXACT, format_head
 from headscope.rendering.token_spans import token_labels
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run_tables import RunTables

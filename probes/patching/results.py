@@ -10,7 +10,7 @@ from headscope.effects.ranking import largest_unit, rank
 from headscope.effects.results import sweep_questions, sweep_results
 from headscope.effects.sweep import Effects, rows_of_sweep
 from headscope.effects.units import unit_fields, unit_name, unit_nouns, unit_result, units_of_head
-from headscope.estimates import EXACT
+from headscope.heads import EXACT
 from headscope.rendering.blocks import Overview
 from headscope.rendering.text import head_mask
 from headscope.results.answers import answer_questions, answer_results

@@ -15,11 +15,10 @@ from headscope.effects.sweep import UNIT_KEYS
 from headscope.errors import BadInput
 from headscope.forward.backbone import decoder_layers
 from headscope.forward.layer_parts import LayerParts
-from headscope.interventions.heads import heads_by_layer
+from headscope.interventions.heads import Unit, heads_by_layer
 from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import Activation, PairRuns, patched_units
 from headscope.interventions.parts import PartName, inspect_layer_parts
-from headscope.interventions.units import Unit
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import PairSet
 from headscope.prompts.pairs import TokenPair

@@ -6,12 +6,12 @@ from functools import lru_cache
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.effects.agreement import agreements
+from headscope.effects.comparison import agreements
 from headscope.effects.ranking import largest_unit
 from headscope.effects.results import effect_text
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_result, units_of_head
-from headscope.estimates import ESTIMATE_MARK
+from headscope.heads import ESTIMATE_MARK
 from headscope.plots.head_matrices import plot_small_matrices
 from headscope.plots.selector import describe_choices
 from headscope.rendering.blocks import Card, Chart, ChartGroup, RenderContext, Term

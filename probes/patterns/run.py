@@ -20,7 +20,7 @@ from headscope.runs.arrow import Rows, encode_map
 from headscope.study.cells import PassCell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_tokenizer
-from headscope.study.prompt import ProbeTexts
+from headscope.study.prompts import ProbeTexts
 from headscope.user_input import quote
 from probes.patterns.declaration import PatternsOptions
 from probes.patterns.results import find_token

@@ -12,10 +12,10 @@ from plotly.colors import sample_colorscale
 
 from headscope.bins import map_blocks
 from headscope.plots import style
+from headscope.plots.axes import MAX_PANEL_TOKEN_LABELS, escape_token_label
 from headscope.plots.colour_range import symmetric_colorbar, symmetric_limit
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
 from headscope.rendering.explorer_blocks import Passage, query_link
-from headscope.rendering.token_axis import MAX_PANEL_TOKEN_LABELS, escape_token_label
 from headscope.rendering.token_spans import mark_token, to_display_line, token_labels
 from headscope.runs.arrow import decode_map
 from headscope.runs.column_metadata import format_number

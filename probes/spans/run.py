@@ -37,7 +37,7 @@ from headscope.study.cells import Cell, PassCell, TextPass, document_of, pass_co
 from headscope.study.config import MAX_PROMPT_TOKENS
 from headscope.study.context import StudyContext
 from headscope.study.named_heads import NamedHeads
-from headscope.study.prompt import read_prompt
+from headscope.study.prompts import read_prompt
 from probes.spans.declaration import SpansOptions
 from probes.spans.layout import NamedSpans, choose_pair, named_spans
 from probes.spans.steering import ANSWER_METRICS, steering_rows

@@ -26,7 +26,7 @@ from headscope.runs.arrow import Rows
 from headscope.scores.minference import read_patterns
 from headscope.study.cells import Cell, PassCell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
-from headscope.study.prompt_sets import PromptSets
+from headscope.study.prompts import PromptSets
 from probes.sparsity.analysis import choose_rules, rule_family
 from probes.sparsity.declaration import (
     ALL,

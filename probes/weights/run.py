@@ -34,7 +34,7 @@ from headscope.runs.arrow import Rows
 from headscope.scores import model_heads
 from headscope.study.cells import Cell, PassCell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
-from headscope.study.prompt import ProbeTexts
+from headscope.study.prompts import ProbeTexts
 from probes.weights.declaration import (
     ALL_OTHERS,
     MIN_FAR_LENGTH,

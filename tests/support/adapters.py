@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from headscope.interventions.heads import Unit
 from headscope.interventions.position_kinds import Component
-from headscope.interventions.units import Unit
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.model import Model
 from headscope.positions.schedule import Schedule

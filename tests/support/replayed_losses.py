@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from headscope.interventions.edits import edit_units
+from headscope.interventions.heads import Unit
 from headscope.interventions.replay import Replay
-from headscope.interventions.units import Unit
 from headscope.positions import attached
 from headscope.positions.model import Model
 from headscope.positions.schedule import Schedule

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from headscope.interventions.units import Unit
+from headscope.interventions.heads import Unit
 from headscope.positions.model import Model
 
 

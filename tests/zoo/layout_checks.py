@@ -17,11 +17,11 @@ from headscope.attention.record import AttentionRecord
 from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.interventions.edits import edit_units
+from headscope.interventions.heads import Unit, head_units
 from headscope.interventions.kinds import Zero
 from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import PairRuns
 from headscope.interventions.replay import Replay
-from headscope.interventions.units import Unit, head_units
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import resolve_schedule
 from headscope.positions.model import Model

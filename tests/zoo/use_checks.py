@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 import headscope as hs
 from headscope.attention import backend
 from headscope.errors import BadInput
-from headscope.forward.backbone import decoder_layers
-from headscope.forward.single_layers import attention_layer_indices
+from headscope.forward.backbone import attention_layer_indices, decoder_layers
 from headscope.interventions.edits import Edit, Run
 from headscope.interventions.kinds import Scale
 from headscope.interventions.replay import Replay

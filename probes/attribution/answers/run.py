@@ -20,8 +20,7 @@ from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.config import MAX_PROMPT_TOKENS
 from headscope.study.context import StudyContext
-from headscope.study.prompt import read_prompt
-from headscope.study.prompt_sets import PromptSets
+from headscope.study.prompts import PromptSets, read_prompt
 from probes.attribution.answers.declaration import ANSWER_HEADS, ANSWER_PARTS, ANSWER_TOKENS, COUNTED_BY
 from probes.attribution.declaration import AttributionOptions
 

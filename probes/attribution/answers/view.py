@@ -9,12 +9,12 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import shapes, style
+from headscope.plots.axes import MAX_PANEL_TOKEN_LABELS, token_axis, token_hover
 from headscope.plots.colour_range import mark_clipped_cells, signed_colours, symmetric_limit
 from headscope.plots.selector import combine_figures, describe_choices, first_choices
 from headscope.plots.shapes import mean_curve
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext
 from headscope.rendering.text import to_visible_line
-from headscope.rendering.token_axis import MAX_PANEL_TOKEN_LABELS, token_axis, token_hover
 from headscope.rendering.token_spans import token_labels
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run import Run

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.effects.agreement import compared_units
+from headscope.effects.comparison import compared_units
 from headscope.effects.results import effect_text
 from headscope.effects.sweep import Effects
 from headscope.plots import head_scatter, shapes, style
