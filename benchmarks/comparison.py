@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headscope.base.user_input import expand_path, quote, read_text_file
 from headscope.bench.measuring import ALL_MEASURES, EXACT_STATISTICS, SAMPLED_STATISTICS
 from headscope.errors import BadInput, ResourceMissing
-from headscope.user_input import expand_path, quote, read_text_file
 
 Row = Mapping[str, Any]
 Key = tuple[Any, ...]

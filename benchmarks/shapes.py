@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from headscope.base.user_input import quote
 from headscope.errors import BadInput
 from headscope.models.checkpoint import pick_device
 from headscope.positions.model import Model, load
-from headscope.user_input import quote
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "llama-8b": {

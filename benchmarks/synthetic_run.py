@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.bins import bin_center, position_bin_edges, visible_bin_edges
+from headscope.base.bins import bin_center, position_bin_edges, visible_bin_edges
 from headscope.runs.columns import all_tables
 from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks import lens
+from headscope.base.user_input import quote
 from headscope.bench.measuring import (
     EXACT_STATISTICS,
     PLAIN,
@@ -27,7 +28,6 @@ from headscope.study.config import EngineOptions, build_study
 from headscope.study.progress import NoProgress
 from headscope.study.runner import create_engine, run_study
 from headscope.training.adapter_trainer import AdapterTrainer, frozen_weights
-from headscope.user_input import quote
 
 PATCHED_TOKENS = 15
 """Tokens of the pair whose layers are patched in TransformerLens and in headscope."""

@@ -10,7 +10,7 @@ from dash import dcc, html
 
 from dashboards import export
 from dashboards.view_state import ViewState, describe_statistic
-from headscope.heads import Head
+from headscope.base.heads import Head
 from headscope.plots.colour_range import colorbar_space, colorbars
 from headscope.plots.head_scatter import has_head_points, highlight_heads
 from headscope.plots.style import GRAPH_CONFIG

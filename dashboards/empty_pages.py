@@ -6,7 +6,7 @@ from itertools import chain, islice
 
 from dashboards.pages import Page
 from dashboards.run_store import current_store, run_label
-from headscope import plugins
+from headscope.base import plugins
 from headscope.rendering.blocks import Block, Link, Links, PageContent, TextBlock
 from headscope.rendering.explorer_blocks import query_link
 from headscope.runs.columns import TableParts

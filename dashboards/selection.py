@@ -13,7 +13,7 @@ from dashboards.components import column_header
 from dashboards.empty_pages import command_for_run
 from dashboards.playground.worker import has_worker
 from dashboards.view_state import ViewState, format_heads
-from headscope.heads import Head, format_head
+from headscope.base.heads import Head, format_head
 from headscope.results.words import count_nouns
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run

@@ -14,7 +14,7 @@ import os
 from importlib.util import find_spec
 from typing import Any
 
-from headscope.lazy_names import LazyNames
+from headscope.base.lazy_names import LazyNames
 
 # How long OpenMP threads spin at a barrier before they sleep. The default of 300,000 makes torch 5 to 10 times slower
 # when other programs use the same cores; this value costs nothing on an idle machine. OpenMP reads it once, when
@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
         return _names.load(name)
     # `from headscope import plugins` calls this before it imports the submodule.
     if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
-        from headscope.plugins import probe_functions
+        from headscope.base.plugins import probe_functions
 
         if name in probe_functions():
             from headscope.api import probe_function
@@ -42,6 +42,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from headscope.plugins import probe_functions
+    from headscope.base.plugins import probe_functions
 
     return [*__all__, "__version__", *probe_functions()]

@@ -2,7 +2,7 @@
 
 import gc
 
-from headscope import signals
+from headscope.base import signals
 
 GC_THRESHOLD = 10_000
 """Objects between two garbage collections. Python's 700 cost a sixth of the time of imports and of reports."""

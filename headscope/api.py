@@ -17,8 +17,8 @@ import pandas as pd
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from headscope import plugins, user_input
-from headscope.declaration import Declaration
+from headscope.base import plugins, user_input
+from headscope.base.declaration import Declaration
 from headscope.errors import BadInput, did_you_mean
 from headscope.run import Run
 from headscope.runs.run import Run as StoredRun

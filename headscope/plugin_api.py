@@ -33,7 +33,7 @@ Names are imported on first use: importing this module loads neither torch nor p
 
 from typing import Any
 
-from headscope.lazy_names import LazyNames
+from headscope.base.lazy_names import LazyNames
 
 API_VERSION = 3
 _names = LazyNames(__file__)

@@ -13,6 +13,7 @@ from .plots.head_matrices import plot_matrix as plot_matrix
 from .plots.head_matrices import plot_small_matrices as plot_small_matrices
 from .positions.attach import attached as attached
 from .positions.model import Model as Model
+from .probe import AttentionScoreProbe as AttentionScoreProbe
 from .probe import Probe as Probe
 from .prompts.texts import TokenDocument as TokenDocument
 from .rendering.blocks import Block as Block
@@ -67,7 +68,6 @@ from .runs.columns import Table as Table
 from .runs.columns import key as key
 from .runs.run import Run as Run
 from .runs.run_tables import RunTables as RunTables
-from .score_probe import AttentionScoreProbe as AttentionScoreProbe
 from .study.cells import Cell as Cell
 from .study.cells import ObservingRunner as ObservingRunner
 from .study.cells import PassCell as PassCell

@@ -29,11 +29,11 @@ from support import missing_kernel
 from torch import Tensor
 
 import headscope
-from headscope import plugins
 from headscope.__main__ import GC_THRESHOLD
+from headscope.base import plugins
+from headscope.base.model_spec import ModelSpec
 from headscope.cli import app as cli
 from headscope.compat.torch import cpu_flash_attention
-from headscope.model_spec import ModelSpec
 from headscope.models.checkpoint import Checkpoint, open_checkpoint
 from headscope.models.loading import load_tokenizer
 from headscope.positions.model import Model

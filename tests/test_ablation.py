@@ -12,8 +12,8 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
+from headscope.base.heads import HeadSet
 from headscope.errors import BadInput
-from headscope.heads import HeadSet
 from headscope.interventions.ablation import REFERENCE_TOKENS
 from headscope.interventions.heads import heads_by_layer
 from headscope.models import open_contexts

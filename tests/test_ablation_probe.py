@@ -17,16 +17,16 @@ from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from torch import Tensor
 
 import headscope as hs
-from headscope.ablation_names import column_part
-from headscope.effects.groups import random_controls
+from headscope.base.ablation_names import column_part
+from headscope.base.heads import HeadSet
+from headscope.base.model_identity import WeightDigests
 from headscope.errors import BadInput, InputChanged, Interrupted
-from headscope.heads import HeadSet
 from headscope.interventions.ablation import REFERENCE_TOKENS
 from headscope.interventions.replay import Replay
-from headscope.model_identity import WeightDigests
 from headscope.models.loading import load_tokenizer
 from headscope.rendering import assembly
 from headscope.rendering.run_results import warning_lines
+from headscope.results.effects.groups import random_controls
 from headscope.results.words import headline, sentence, what_decides
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate

@@ -9,7 +9,7 @@ from support.refusals import assert_names
 from support.tiny_studies import save_checkpoint
 
 import headscope as hs
-from headscope import plugins
+from headscope.base import plugins
 from headscope.errors import BadInput
 
 CALLS: dict[str, tuple[tuple[object, ...], Callable[[Any], Any]]] = {

@@ -12,8 +12,8 @@ from support.tiny_studies import save_checkpoint, save_texts
 from torch import Tensor
 
 import headscope
-from headscope import bins
 from headscope.attention.record import AttentionRecord
+from headscope.base import bins
 from headscope.measures.pooled_map import PooledMaps
 from headscope.rendering import assembly
 from headscope.runs.arrow import decode_map, encode_map

@@ -18,10 +18,10 @@ from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from transformers import AutoModelForCausalLM
 
 import headscope as hs
-from headscope import plugins
+from headscope.base import plugins
+from headscope.base.model_spec import ModelSpec
 from headscope.cli.flags import example_run
 from headscope.errors import BadInput
-from headscope.model_spec import ModelSpec
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.adarope import FORMAT
 from headscope.positions.schemes import MAX_INTEGER

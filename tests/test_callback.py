@@ -9,7 +9,6 @@ import torch
 from support.refusals import refuses
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
-from headscope.callback import HeadscopeCallback
 from headscope.errors import BadInput, BadOption, Interrupted
 from headscope.positions.model import Model, load
 from headscope.runs.run import Run, list_runs
@@ -18,6 +17,7 @@ from headscope.runs.writer import RunWriter
 from headscope.study.config import build_study
 from headscope.study.monitor import TIME_SHARE_KEY, TrainingMonitor
 from headscope.study.runner import run_study
+from headscope.training.callback import HeadscopeCallback
 from probes.pretrain.declaration import PretrainOptions
 from probes.pretrain.trainer import random_model, train_tokenizer
 

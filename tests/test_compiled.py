@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments, default_data_collator
 
 import headscope as hs
-from headscope.callback import HeadscopeCallback
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.runs.run import Run, list_runs
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
+from headscope.training.callback import HeadscopeCallback
 
 IDS = torch.arange(3, 27)[None]
 EDITS: dict[str, Callable[[hs.Model], Any]] = {

@@ -16,8 +16,8 @@ from support import families, tiny_studies
 from support.refusals import assert_names
 
 import headscope as hs
-from headscope.effects.groups import missing_control, random_controls
 from headscope.rendering import assembly
+from headscope.results.effects.groups import missing_control, random_controls
 from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.study.config import build_study

@@ -8,7 +8,7 @@ from support.declared_rows import declared_rows
 from support.synthetic_runs import synthetic_run
 
 from benchmarks.synthetic_run import Sizes, synthetic_manifest
-from headscope import plugins
+from headscope.base import plugins
 from headscope.runs.aggregation import plain_types
 from headscope.runs.columns import TableParts, all_tables
 from headscope.runs.run_tables import validate

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from packaging.requirements import Requirement
 from support.oldest_versions import PYPROJECT, oldest_versions
 
-from headscope import plugins
+from headscope.base import plugins
 from headscope.cli import app as cli
 
 

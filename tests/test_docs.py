@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 import headscope as hs
-from headscope import plugins, reference
+from headscope import reference
+from headscope.base import plugins
 from headscope.cli.app import app
 from headscope.cli.command_groups import Commands
 from headscope.results.table import COLUMNS

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from headscope.effects import statistics
-from headscope.effects.comparison import agreements, compare_effects, compared_units, largest_change
-from headscope.effects.ranking import largest_unit, margin_over_rank, rank, select_units
-from headscope.effects.results import sweep_questions, sweep_results
-from headscope.effects.sweep import (
+from headscope.results import words
+from headscope.results.effects import statistics
+from headscope.results.effects.comparison import agreements, compare_effects, compared_units, largest_change
+from headscope.results.effects.ranking import largest_unit, margin_over_rank, rank, select_units
+from headscope.results.effects.results import sweep_questions, sweep_results
+from headscope.results.effects.sweep import (
     Effects,
     Sweep,
     best_method_rows,
@@ -24,8 +25,7 @@ from headscope.effects.sweep import (
     sweep_effects,
     with_mean_estimates,
 )
-from headscope.effects.units import estimate_marks, unit_name, unit_nouns, unit_result, units_of_head
-from headscope.results import words
+from headscope.results.effects.units import estimate_marks, unit_name, unit_nouns, unit_result, units_of_head
 from headscope.results.result import Result
 from headscope.runs.aggregation import confidence_interval
 

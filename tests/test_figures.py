@@ -14,7 +14,7 @@ from plotly.colors import unlabel_rgb
 from scipy.stats import t
 from support.synthetic_runs import synthetic_run
 
-from headscope.bins import bin_center
+from headscope.base.bins import bin_center
 from headscope.plots import (
     axes,
     curves,

@@ -9,8 +9,8 @@ import torch
 from support import families
 
 import headscope as hs
+from headscope.attention.kernels import runtime
 from headscope.forward.selfcheck import TOLERANCES, run_checks
-from headscope.kernels import runtime
 from probes.measure.run import measure_tokens
 
 pytestmark = [

@@ -9,8 +9,8 @@ from flask import Flask
 
 from dashboards.layout import resolve_url
 from dashboards.run_store import RunStore
+from headscope.base.heads import format_head
 from headscope.cli.flags import EXAMPLES
-from headscope.heads import format_head
 from headscope.rendering.blocks import Chart, TextBlock
 
 CHARTS = {"from-scratch": 6, "from-scratch-seeds": 5, "example": 10, "causes": 6, "patching": 3, "budget": 2}

@@ -13,8 +13,8 @@ from support.refusals import assert_names, refuses
 from support.tiny_studies import content, save_checkpoint, save_texts
 
 import headscope as hs
+from headscope.base.model_spec import HubId, ModelSpec
 from headscope.errors import BadInput
-from headscope.model_spec import HubId, ModelSpec
 from headscope.models.loading import locate
 from headscope.runs.run import Run, list_runs
 from headscope.study.config import read_study

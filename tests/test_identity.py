@@ -14,8 +14,8 @@ from support.tiny_studies import PAIRS, save_checkpoint, save_texts, tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import headscope as hs
+from headscope.base.model_identity import ModelIdentity, WeightDigests
 from headscope.errors import BadInput
-from headscope.model_identity import ModelIdentity, WeightDigests
 from headscope.results.model_notes import model_notes
 from headscope.results.result import Result
 from headscope.runs.run import Run, combine_runs

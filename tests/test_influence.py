@@ -15,9 +15,6 @@ from support.refusals import assert_names, refuses
 from torch import Tensor
 
 import headscope as hs
-from headscope.effects.comparison import agreements
-from headscope.effects.results import effect_text
-from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput, BadOption, Interrupted, UnsupportedModel
 from headscope.forward.stream_store import ResidualStreamStore
 from headscope.interventions.edits import edit
@@ -26,6 +23,9 @@ from headscope.interventions.replay import Replay
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
+from headscope.results.effects.comparison import agreements
+from headscope.results.effects.results import effect_text
+from headscope.results.effects.sweep import effects_table
 from headscope.runs.aggregation import adjust_p_values
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate

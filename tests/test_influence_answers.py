@@ -13,9 +13,9 @@ from support.refusals import refuses
 from support.tiny_studies import StopsAfter, content, save_checkpoint, save_texts
 
 import headscope as hs
-from headscope.effects.comparison import agreements
 from headscope.errors import BadInput, BadOption, Interrupted
 from headscope.prompts.needles import LITERAL_NEEDLES
+from headscope.results.effects.comparison import agreements
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study import runner

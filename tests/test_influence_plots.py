@@ -6,12 +6,12 @@ import pytest
 from support.refusals import assert_names
 from support.synthetic_runs import synthetic_run
 
-from headscope.effects.comparison import agreements
-from headscope.effects.sweep import Effects, effects_table
-from headscope.effects.units import unit_nouns
 from headscope.plots.learned_frequencies import plot_learned_frequencies
 from headscope.rendering import assembly
 from headscope.results import words
+from headscope.results.effects.comparison import agreements
+from headscope.results.effects.sweep import Effects, effects_table
+from headscope.results.effects.units import unit_nouns
 from headscope.results.result import Result
 from headscope.runs.column_metadata import statistic, statistics
 from headscope.runs.run import Run

@@ -19,8 +19,8 @@ from werkzeug.serving import make_server
 
 import headscope as hs
 from dashboards.app import create_app
+from headscope.base.heads import parse_head
 from headscope.errors import BadInput, BadOption
-from headscope.heads import parse_head
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
 from headscope.rendering import assembly

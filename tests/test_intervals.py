@@ -16,7 +16,7 @@ import pytest
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
-from headscope.effects.ranking import select_units
+from headscope.results.effects.ranking import select_units
 from headscope.runs import aggregation
 from headscope.runs.aggregation import confidence_interval, statistic_interval, wilson_interval
 from probes.scaling.results import mean_with_interval as ratio_with_interval

@@ -22,11 +22,11 @@ from support.kernels import interpreting
 from support.measure_laws import geometry_of, random_record, weights
 from support.random_layers import layers
 
-from headscope import bins
 from headscope.attention.geometry import Geometry
+from headscope.attention.kernels import runtime
+from headscope.attention.kernels.row_sums import row_sums
 from headscope.attention.record import AttentionRecord
-from headscope.kernels import runtime
-from headscope.kernels.row_sums import row_sums
+from headscope.base import bins
 from headscope.measures import AttentionRows, DistanceProfile, MaxLogit, RotaryPairs, attention_rows
 from headscope.measures.attention_rows import ROW_STATISTICS, row_statistics, with_row_sums
 from headscope.measures.pooled_map import PooledMaps

@@ -10,7 +10,7 @@ from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from transformers import AutoModelForCausalLM
 
 import headscope as hs
-from headscope.bins import visible_bin_edges
+from headscope.base.bins import visible_bin_edges
 from headscope.study.config import build_study
 from headscope.study.runner import run_study as study
 from probes.measure.run import measure_tokens

@@ -14,8 +14,8 @@ from support.tiny_studies import StopsAfter, content, save_checkpoint, save_text
 from transformers import AutoModelForCausalLM
 
 import headscope as hs
+from headscope.base.model_spec import ModelSpec
 from headscope.errors import BadInput, InputChanged, Interrupted, ResourceMissing, UnsupportedModel
-from headscope.model_spec import ModelSpec
 from headscope.models.lora import apply_lora
 from headscope.runs.run import Run
 from headscope.study import runner

@@ -12,7 +12,7 @@ from support.tiny_studies import PAIRS, save_checkpoint, save_texts, tokenizer
 from torch import Tensor
 
 import headscope as hs
-from headscope.ablation_names import (
+from headscope.base.ablation_names import (
     KINDS,
     MEAN_OF_DOCUMENT,
     MEAN_OF_TEXT,

@@ -9,7 +9,7 @@ from scipy.stats import t
 from support.refusals import assert_names
 from support.synthetic_runs import synthetic_run
 
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.results.collection import all_results
 from headscope.results.questions import questions
 from headscope.results.result import Result

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from headscope.attention.geometry import Geometry
 from headscope.attention.record import AttentionRecord
-from headscope.bins import position_bin_edges
+from headscope.base.bins import position_bin_edges
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, LossByPosition, RotaryPairs
 from headscope.measures import attention_rows as rows_module
 from headscope.measures import distance_profile as profile_module

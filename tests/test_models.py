@@ -22,8 +22,8 @@ from support.tiny_studies import save_checkpoint, save_texts
 
 import headscope
 from headscope.attention.geometry import Geometry
+from headscope.base.model_spec import SCHEME_NAMES, ModelSpec, SchemeSpec
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, ResourceMissing, UnsupportedModel
-from headscope.model_spec import SCHEME_NAMES, ModelSpec, SchemeSpec
 from headscope.models import conversion, loading
 from headscope.positions.model import Model, load
 from headscope.positions.schemes import SCHEMES

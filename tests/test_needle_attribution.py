@@ -19,7 +19,6 @@ from support.refusals import assert_names, refuses
 from support.tiny_studies import contents
 
 import headscope as hs
-from headscope.effects.sweep import sweep_effects
 from headscope.errors import BadInput, BadOption, Interrupted, UnsupportedModel
 from headscope.forward import prefix_cache
 from headscope.forward.prefix_cache import PrefixCachedGenerator
@@ -30,6 +29,7 @@ from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder
 from headscope.prompts.needles import INDIRECT_NEEDLES, LITERAL_NEEDLES, Needle
+from headscope.results.effects.sweep import sweep_effects
 from headscope.results.verdicts import samples_needed
 from headscope.runs.aggregation import wilson_interval
 from headscope.runs.run import Run

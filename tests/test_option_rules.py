@@ -11,7 +11,7 @@ from support.broken_rules import ENGINE, REQUIRED, Values, fault, literal_values
 from support.refusals import assert_names, refuses
 
 import headscope as hs
-from headscope import plugins
+from headscope.base import plugins
 from headscope.errors import BadOption
 from headscope.study.config import Options, read_study
 from headscope.study.option_rules import Excludes, Needs, Rule, parse_terms, rules_of

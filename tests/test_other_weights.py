@@ -13,9 +13,9 @@ from support.tiny_studies import save_checkpoint, save_texts
 from transformers import LlamaForCausalLM
 
 import headscope as hs
+from headscope.base.heads import HeadSet
+from headscope.base.model_identity import WeightDigests
 from headscope.errors import BadInput
-from headscope.heads import HeadSet
-from headscope.model_identity import WeightDigests
 from headscope.run import Run
 
 PROMPT = {"prompt": "w1 w2 w3", "answer": " w4"}

@@ -18,8 +18,8 @@ from dashboards.layout import resolve_url
 from dashboards.lazy_loading import RenderedPage
 from dashboards.tabs import visible_sections
 from dashboards.view_state import ViewState
-from headscope import plugins
-from headscope.heads import format_head
+from headscope.base import plugins
+from headscope.base.heads import format_head
 from headscope.probe import Probe
 from headscope.rendering import assembly
 from headscope.rendering.blocks import Card, PageContent

@@ -10,7 +10,7 @@ from scipy import stats
 from support.refusals import assert_names
 
 from benchmarks.synthetic_run import synthetic_manifest
-from headscope.effects.sweep import effects_table
+from headscope.results.effects.sweep import effects_table
 from headscope.results.result import Result
 from headscope.results.words import sentence
 from headscope.runs.run import Run

@@ -13,11 +13,11 @@ from support.refusals import assert_names, refuses
 from support.tiny_studies import save_checkpoint, tokenizer
 
 import headscope as hs
-from headscope.effects.prompts import MAX_SUBSETS, subset_names
-from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput
 from headscope.prompts.answers import shows_answer
 from headscope.rendering.run_results import headline_lines, row_lines, warning_lines
+from headscope.results.effects.prompts import MAX_SUBSETS, subset_names
+from headscope.results.effects.sweep import effects_table
 from headscope.results.words import headline, sentence
 from headscope.runs.run import Run
 from headscope.study import runner

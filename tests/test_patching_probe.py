@@ -14,14 +14,14 @@ from support.synthetic_runs import synthetic_run
 from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_checkpoint, tokenizer
 
 import headscope as hs
-from headscope.effects.sweep import effects_table
+from headscope.base.heads import HeadSet
 from headscope.errors import Interrupted
-from headscope.heads import HeadSet
 from headscope.interventions.heads import Unit
 from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import PairRuns, patched_units
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly
+from headscope.results.effects.sweep import effects_table
 from headscope.runs.aggregation import adjust_p_values
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate

@@ -14,7 +14,6 @@ from support.synthetic_runs import synthetic_run
 from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_checkpoint, tokenizer
 
 import headscope as hs
-from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput, Interrupted
 from headscope.interventions.metrics import PairTokens
 from headscope.interventions.pair_runs import PairRuns
@@ -22,6 +21,7 @@ from headscope.interventions.path_patching import Path, PathPatching, inspect_pa
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly
 from headscope.rendering.blocks import Chart
+from headscope.results.effects.sweep import effects_table
 from headscope.results.questions import questions
 from headscope.results.words import sentence
 from headscope.runs.run import Run

@@ -20,8 +20,9 @@ from support.command_server import IMPORTS, serving
 from support.refusals import assert_names
 from support.tiny_studies import save_checkpoint, save_texts
 
-from headscope import plugin_api, plugins, probe
-from headscope.declaration import FROM_SCORES, PLACES
+from headscope import plugin_api, probe
+from headscope.base import plugins
+from headscope.base.declaration import FROM_SCORES, PLACES
 from headscope.probe import Probe
 from headscope.rendering.assembly import measured_statistics
 from headscope.runs.column_metadata import Statistic, StatisticParts, is_statistic, statistics
@@ -56,7 +57,7 @@ OTHER_MEANINGS = {
     "evaluate": ["headscope/tasks/harness.py", "probes/budget/run.py", "probes/budget/declaration.py"],
     "scaling": ["headscope/models/gguf_check.py"],
     "sparsity": ["headscope/scores/minference.py"],  # exports its table
-    "window": ["headscope/attention/record.py", "headscope/kernels/pair_moments.py"],
+    "window": ["headscope/attention/record.py", "headscope/attention/kernels/pair_moments.py"],
 }
 """Files where the name of a probe means something else."""
 COMMON_WORDS = {"weights"}

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from headscope.effects.ranking import largest_unit
-from headscope.effects.sweep import Effects, Sweep, sweep_effects
-from headscope.effects.units import head_columns, unit_result
+from headscope.results.effects.ranking import largest_unit
+from headscope.results.effects.sweep import Effects, Sweep, sweep_effects
+from headscope.results.effects.units import head_columns, unit_result
 from headscope.runs.aggregation import linearise_ratios, ratio_of_means_interval
 
 FloatArray = npt.NDArray[np.float64]

@@ -19,7 +19,8 @@ from support.example_probes import Broken, Foreign, Late
 from support.refusals import assert_names, refuses
 from support.synthetic_runs import synthetic_run
 
-from headscope import plugins, rendering
+from headscope import rendering
+from headscope.base import plugins
 from headscope.errors import BadInput, CannotWrite
 from headscope.probe import Probe
 from headscope.rendering import assembly, html_page, run_description, run_results, terminal

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from support.refusals import assert_names
 
-from headscope import plugins
+from headscope.base import plugins
 from headscope.probe import Probe
 from headscope.results import collection, words
 from headscope.results import questions as registry

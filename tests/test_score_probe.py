@@ -19,12 +19,12 @@ from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint, save_texts
 
 import headscope
-from headscope import plugins
+from headscope.base import plugins
 from headscope.errors import HeadscopeError
+from headscope.probe import AttentionScoreProbe
 from headscope.prompts.texts import load_token_documents
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.summary import head_table
-from headscope.score_probe import AttentionScoreProbe
 from headscope.study.attention_scores import AttentionScoreRunner, ScoreFunction
 
 PACKAGES = Path(__file__).with_name("external_plugin")

@@ -18,9 +18,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import headscope as hs
 from headscope import scores
+from headscope.base.heads import HeadSet
 from headscope.cli.flags import example_run
 from headscope.errors import BadInput, CannotWrite, ResourceMissing
-from headscope.heads import HeadSet
 from headscope.rendering import notebook
 from headscope.results.collection import results_of_all_models
 from headscope.run import Run

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 import headscope as hs
 from headscope.attention.kernel import AttentionVariant
+from headscope.attention.kernels import runtime
 from headscope.bench.precision import precision_differences
 from headscope.cli import app as cli
 from headscope.errors import BadInput
 from headscope.forward import selfcheck
 from headscope.forward.selfcheck import TOLERANCES, VARIANT_CASES, run_checks
-from headscope.kernels import runtime
 from headscope.positions.model import Model
 from headscope.study import progress
 
@@ -142,8 +142,8 @@ def test_kernels_are_checked_where_they_run(tiny: Model, monkeypatch: pytest.Mon
     ids = torch.randint(3, 100, (12,), generator=torch.Generator().manual_seed(0))
     for function in ("pair_moments.pair_moments", "distance_sums.distance_sums", "pooled_map.add_pooled_map"):
         module, name = function.split(".")
-        kernel = getattr(importlib.import_module(f"headscope.kernels.{module}"), name)
-        monkeypatch.setattr(f"headscope.kernels.{function}", scaled(kernel, 1.01))
+        kernel = getattr(importlib.import_module(f"headscope.attention.kernels.{module}"), name)
+        monkeypatch.setattr(f"headscope.attention.kernels.{function}", scaled(kernel, 1.01))
     with interpreting():
         results = {result.quantity: result for result in selfcheck.run_checks(tiny, ids)}
     failed = [name for name, result in results.items() if not result.is_within_tolerance]
@@ -184,7 +184,7 @@ def test_a_kernel_that_does_not_compile_fails_its_check(
         raise RuntimeError("out of resource: shared memory")
 
     monkeypatch.setattr(selfcheck, "VARIANT_CASES", {})
-    monkeypatch.setattr(f"headscope.kernels.{kernel}", fail)
+    monkeypatch.setattr(f"headscope.attention.kernels.{kernel}", fail)
     with interpreting(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime, "_replace", lambda *_: None)
         results = {result.quantity: result for result in selfcheck.run_checks(tiny, torch.arange(12) % 7 + 3)}

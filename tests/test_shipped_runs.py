@@ -10,7 +10,7 @@ import pytest
 
 from dashboards.app import create_app
 from dashboards.layout import resolve_url
-from headscope import plugins
+from headscope.base import plugins
 from headscope.cli.app import STUDY_FILES
 from headscope.cli.flags import EXAMPLES, example_maps, example_run
 from headscope.rendering import assembly, run_results

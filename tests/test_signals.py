@@ -195,8 +195,8 @@ def test_process_interrupted_at_any_moment_ends_without_traceback_and_resumes(
 def test_signal_handlers_are_installed_before_heavy_imports() -> None:
     script = "import sys, headscope.__main__; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert "headscope.signals" in loaded
-    assert not {"typer", "rich", "headscope.cli.app", "headscope.plugins", "importlib.metadata"} & set(loaded)
+    assert "headscope.base.signals" in loaded
+    assert not {"typer", "rich", "headscope.cli.app", "headscope.base.plugins", "importlib.metadata"} & set(loaded)
 
 
 def test_ctrl_c_during_a_commit_waits_for_its_end(

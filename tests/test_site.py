@@ -14,7 +14,8 @@ import markdown
 import pytest
 from playwright.sync_api import expect
 
-from headscope import api_pages, errors, reference
+from headscope import errors, reference
+from headscope.reference import api_pages
 from headscope.runs.column_metadata import statistics
 
 ROOT = Path(__file__).parents[1]

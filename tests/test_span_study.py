@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.shipped_runs import open_shipped
 
+from headscope.base.heads import format_head
 from headscope.cli.flags import EXAMPLES
-from headscope.heads import format_head
 from headscope.prompts.spans import parse_prompt
 from headscope.results.collection import all_results
 from headscope.results.questions import questions

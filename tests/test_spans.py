@@ -17,16 +17,16 @@ from support.tiny_studies import WORDS, save_checkpoint, save_texts
 from support.tiny_studies import tokenizer as tiny_tokenizer
 
 import headscope as hs
-from headscope.effects.groups import auroc, auroc_interval, compare_groups, judge_held_out
+from headscope.base.heads import HeadSet, parse_head
+from headscope.base.model_identity import WeightDigests
 from headscope.errors import BadInput, BadOption
-from headscope.heads import HeadSet, parse_head
 from headscope.measures.span_mass import SpanMass
-from headscope.model_identity import WeightDigests
 from headscope.prompts.span_tokens import tokenize_spans
 from headscope.prompts.spans import parse_prompt
 from headscope.rendering import assembly, run_results
 from headscope.rendering.explorer_blocks import LinkChoice
 from headscope.results import words as words_of_results
+from headscope.results.effects.groups import auroc, auroc_interval, compare_groups, judge_held_out
 from headscope.results.result import Result
 from headscope.run import Run
 from headscope.runs.aggregation import confidence_interval, plain_types

@@ -16,13 +16,13 @@ from torch import Tensor
 import headscope as hs
 from headscope.attention.edits import TokenSet
 from headscope.attention.record import AttentionRecord
+from headscope.base.heads import HeadSet
+from headscope.base.model_identity import WeightDigests
 from headscope.errors import BadInput
 from headscope.forward import chunked_pass
 from headscope.forward.observe import observe
-from headscope.heads import HeadSet
 from headscope.interventions.edits import edit, edited
 from headscope.interventions.kinds import Steer, Suppress
-from headscope.model_identity import WeightDigests
 from headscope.positions.model import Model
 from headscope.results.model_notes import model_notes
 

@@ -8,7 +8,8 @@ import pytest
 from mypy import api as mypy_api
 
 import headscope
-from headscope import plugins, reference
+from headscope import reference
+from headscope.base import plugins
 
 ROOT = Path(__file__).parents[1]
 OTHER_PAGES = ("api.md", "plugin-api.md", "your-own-probe.md")

@@ -30,9 +30,9 @@ from support.tiny_studies import (
 from transformers.utils import logging as transformers_logging
 
 import headscope
-from headscope import plugins
+from headscope.base import plugins
+from headscope.base.model_spec import ModelSpec
 from headscope.errors import BadInput, BadOption, Interrupted, ResourceMissing
-from headscope.model_spec import ModelSpec
 from headscope.runs.columns import all_tables
 from headscope.runs.run import Run, list_runs
 from headscope.runs.run_tables import validate

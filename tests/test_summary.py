@@ -10,7 +10,7 @@ from support.synthetic_rows import ROWS
 from support.synthetic_runs import synthetic_run
 
 from benchmarks.synthetic_run import synthetic_manifest
-from headscope.bins import bin_center, in_last_octave, position_bin_edges, visible_bin_edges
+from headscope.base.bins import bin_center, in_last_octave, position_bin_edges, visible_bin_edges
 from headscope.errors import BadInput
 from headscope.runs import summary
 from headscope.runs.aggregation import HEAD_KEYS, number_groups, plain_types

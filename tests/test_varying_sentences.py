@@ -8,9 +8,9 @@ import pytest
 from support.synthetic_rows import ROWS
 from support.synthetic_runs import synthetic_run
 
-from headscope.effects.results import sweep_results
-from headscope.effects.sweep import Effects, Sweep, sweep_effects
 from headscope.results.collection import all_results
+from headscope.results.effects.results import sweep_results
+from headscope.results.effects.sweep import Effects, Sweep, sweep_effects
 from headscope.results.words import headline, sentence
 
 SWEEP = Sweep(

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from support.synthetic_runs import synthetic_run
 
-from headscope.effects.statistics import top_share_interval, top_unit_count
+from headscope.results.effects.statistics import top_share_interval, top_unit_count
 from headscope.run import Run
 from headscope.runs.aggregation import verdict_above, verdict_of_parts
 

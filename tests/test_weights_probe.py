@@ -19,12 +19,12 @@ import headscope as hs
 from dashboards.app import create_app
 from headscope import rendering
 from headscope.attention.record import AttentionRecord
+from headscope.base.heads import format_head
 from headscope.decomposition.attributed_rows import RowAndKey
 from headscope.decomposition.qk_attribution import attribute_qk
 from headscope.errors import BadInput, BadOption, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.forward.observe import observe
-from headscope.heads import format_head
 from headscope.measures.value_attention import ValueWeightedRows
 from headscope.rendering import assembly
 from headscope.rendering.blocks import TextTable

@@ -6,7 +6,7 @@ from itertools import chain
 import pandas as pd
 
 from dashboards.view_state import ViewState
-from headscope import plugins
+from headscope.base import plugins
 from headscope.plots import layers, role_emergence
 from headscope.rendering import assembly
 from headscope.rendering.blocks import Block, Chart, LazySequence, PageContent, TextBlock, TextTable

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from dashboards import explorer_components as explorer_components  # registers the components of explorer blocks
 from dashboards.empty_pages import command_for_run
 from dashboards.view_state import ViewState
-from headscope import plugins
-from headscope.declaration import Declaration
+from headscope.base import plugins
+from headscope.base.declaration import Declaration
 from headscope.rendering import assembly, run_results
 from headscope.rendering.blocks import Block, LazySequence, PageContent, RenderContext, TextBlock
 from headscope.rendering.view_parts import ViewParts

@@ -9,8 +9,8 @@ import pandas as pd
 from dashboards.run_notes import NotesBlock, ProgressBlock
 from dashboards.run_store import current_store, run_label
 from dashboards.view_state import ViewState, build_url
-from headscope import plugins
-from headscope.declaration import Declaration
+from headscope.base import plugins
+from headscope.base.declaration import Declaration
 from headscope.plots import axes, shapes, style
 from headscope.rendering.blocks import Block, Chart, LazySequence, PageContent, RecordTable, TextBlock, TextTable
 from headscope.rendering.comparison import comparison_tables

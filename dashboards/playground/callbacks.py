@@ -22,10 +22,10 @@ from dashboards.playground.components import (
 from dashboards.playground.worker import authorized_worker, run_task
 from dashboards.run_store import current_store
 from dashboards.view_state import build_url
-from headscope import user_input
-from headscope.ablation_names import ablation_in_generation
+from headscope.base import user_input
+from headscope.base.ablation_names import ablation_in_generation
+from headscope.base.heads import HeadSet
 from headscope.errors import BadInput, HeadscopeError
-from headscope.heads import HeadSet
 from headscope.playground.prompt_predictions import PromptPrediction
 from headscope.plots.head_matrices import plot_head_values
 from headscope.rendering.blocks import Chart

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headscope import signals, user_input
+from headscope.base import signals, user_input
 from headscope.cli import bundle, checks, execute, export, plan, selfcheck
 from headscope.cli.command_groups import Commands
 from headscope.cli.flags import (
@@ -122,7 +122,7 @@ def dash(
     if not path.is_dir():
         raise BadInput(f"no directory '{directory}'. Check the path, or create a first run: headscope demo")
     from dashboards.app import serve
-    from headscope.model_spec import ModelSpec
+    from headscope.base.model_spec import ModelSpec
     from headscope.runs.run import Run, list_runs
     from headscope.study.config import parse_models
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headscope import plugins, signals, user_input
+from headscope.base import plugins, signals, user_input
 from headscope.cli.flags import EXAMPLES, Quiet, example_maps, example_run
 from headscope.errors import BrokenProbe, CannotWrite
 

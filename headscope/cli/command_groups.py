@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from headscope import plugins, user_input
-from headscope.declaration import Declaration
+from headscope.base import plugins, user_input
+from headscope.base.declaration import Declaration
 from headscope.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.errors import BadInput
 
 

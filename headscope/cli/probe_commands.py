@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
-from headscope import plugins
+from headscope.base import plugins
+from headscope.base.declaration import Declaration
 from headscope.cli import flags
-from headscope.declaration import Declaration
 from headscope.errors import BadInput, BadOption, OptionError, quote_option
 from headscope.study.config import OptionParts
 

@@ -18,7 +18,7 @@ from dashboards.pages import Page, checkpoints, head, overview, runs
 from dashboards.pages.probe import ProbePage, has_tables
 from dashboards.run_store import RunStore, Scan
 from dashboards.view_state import describe_statistic, parse_head
-from headscope.heads import Head
+from headscope.base.heads import Head
 from headscope.rendering import assembly
 from headscope.rendering.blocks import Block, HeadTable, Link, Links, PageContent, RecordTable, TextBlock, TextTable
 from headscope.rendering.static_site import SitePage, SortableTable

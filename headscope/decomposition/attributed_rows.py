@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord
+from headscope.base.heads import format_head
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import finite_hidden_states
-from headscope.heads import format_head
 from headscope.measures.top_keys import MIN_FAR_DISTANCE, find_top_keys
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from headscope.attention.geometry import Geometry
 from headscope.attention.record import AttentionRecord
+from headscope.base.heads import format_head
 from headscope.decomposition.attributed_rows import RowAndKey
 from headscope.decomposition.head_weights import HeadProjection, LayerWeights, ModelWeights, inspect_head_weights
 from headscope.decomposition.residual_decomposition import AttentionBranch, DecompositionError
@@ -24,7 +25,6 @@ from headscope.forward.backbone import attention_layer_indices
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.layer_parts import extract_hidden_states
 from headscope.forward.logits import finite_hidden_states
-from headscope.heads import format_head
 from headscope.measures.rotary_pairs import pair_coordinates
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached

@@ -18,12 +18,12 @@ from torch import Tensor
 from headscope.attention import backend, families
 from headscope.attention.geometry import Geometry
 from headscope.attention.kernel import AttentionVariant, attend, blockwise_attention
+from headscope.attention.kernels.runtime import runs_kernels
 from headscope.attention.record import LOCAL_DISTANCE, AttentionRecord, RowSums
 from headscope.attention.row_sums import attend_with_row_sums
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import compute_loss_by_position, last_hidden_states
-from headscope.kernels.runtime import runs_kernels
 from headscope.measures.attention_rows import row_statistics, statistics_of_sums
 from headscope.measures.distance_profile import log_spaced_distances, profile_sums
 from headscope.measures.pooled_map import add_block_sums
@@ -167,7 +167,7 @@ def _rule_differences(model: Model) -> Iterator[tuple[str, float]]:
 
 def _kernel_row_difference(record: AttentionRecord, alpha: Tensor) -> float:
     """The largest difference of the statistics of all rows between the GPU's kernel and the weights [H, Lq, Lk]."""
-    from headscope.kernels.row_sums import row_sums
+    from headscope.attention.kernels.row_sums import row_sums
 
     distance = record.query_key_index[:, None] - torch.arange(alpha.shape[-1], device=alpha.device)
     expected = _exact_row_statistics(alpha, record.lse.double(), distance)
@@ -181,7 +181,7 @@ def _kernel_row_difference(record: AttentionRecord, alpha: Tensor) -> float:
 
 def _kernel_map_difference(record: AttentionRecord, alpha: Tensor) -> float:
     """`_map_difference` of the GPU's kernel."""
-    from headscope.kernels.pooled_map import add_pooled_map
+    from headscope.attention.kernels.pooled_map import add_pooled_map
 
     def add_sums(record: AttentionRecord, sums: Tensor, block_size: int) -> Tensor:
         return _values_of_kernel(sums, add_pooled_map, record, sums, block_size)
@@ -304,9 +304,9 @@ def _kernel_pair_sums(
 
     `torch_outputs` are those of the torch code.
     """
-    from headscope.kernels.distance_sums import distance_sums
-    from headscope.kernels.pair_moments import pair_moments
-    from headscope.kernels.pair_products import mean_abs_products
+    from headscope.attention.kernels.distance_sums import distance_sums
+    from headscope.attention.kernels.pair_moments import pair_moments
+    from headscope.attention.kernels.pair_products import mean_abs_products
 
     moments, means, sums = torch_outputs
     return (

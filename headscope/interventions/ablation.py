@@ -18,11 +18,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from headscope import user_input
-from headscope.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_TEXT, ablation_name
 from headscope.attention.edits import TokenSet
 from headscope.attention.record import AttentionRecord
 from headscope.attention.streaming_kernel import StreamingKind
+from headscope.base import user_input
+from headscope.base.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_TEXT, ablation_name
+from headscope.base.model_identity import AcceptedWeights
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import finite_hidden_states
@@ -41,7 +42,6 @@ from headscope.interventions.kinds import (
     targets_of,
 )
 from headscope.measures.sparse_rules import known_rules, parse_rule
-from headscope.model_identity import AcceptedWeights
 from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents

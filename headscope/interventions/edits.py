@@ -16,9 +16,9 @@ from headscope.attention import backend
 from headscope.attention.edits import InputsKind, LayerEdit, Target, TokenSet
 from headscope.attention.geometry import Geometry
 from headscope.attention.record import LogitKind
+from headscope.base.heads import format_head
 from headscope.errors import BadInput
 from headscope.forward.capture import CapturedLayers, capturing
-from headscope.heads import format_head
 from headscope.interventions.heads import Heads, LayerHead, Unit, describe_heads, layer_heads
 from headscope.interventions.kinds import targets_of
 from headscope.models.checkpoint import LoadedModel

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headscope.attention.geometry import Geometry
+from headscope.base.heads import Head, HeadSet, format_head, parse_head
+from headscope.base.model_identity import AcceptedWeights, refuse_other_weights
 from headscope.errors import BadInput
-from headscope.heads import Head, HeadSet, format_head, parse_head
-from headscope.model_identity import AcceptedWeights, refuse_other_weights
 from headscope.positions.model import Model
 
 WHOLE_GROUP = -1

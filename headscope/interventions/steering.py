@@ -16,12 +16,12 @@ from torch import Tensor
 
 from headscope.attention import backend
 from headscope.attention.edits import TokenSet
+from headscope.base.model_identity import AcceptedWeights
 from headscope.errors import BadInput, did_you_mean
 from headscope.forward.capture import is_trial_pass
 from headscope.interventions.edits import Edit, edited
 from headscope.interventions.heads import Heads, describe_heads, layer_heads, refuse_other_head_set
 from headscope.interventions.kinds import Steer, targets_of
-from headscope.model_identity import AcceptedWeights
 from headscope.positions.model import Model
 from headscope.prompts.span_tokens import tokenize_spans
 from headscope.prompts.spans import parse_prompt

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.attention.kernels.runtime import attempt, runs_kernels
 from headscope.attention.record import LOCAL_DISTANCE, MASKED_LOGIT, AttentionRecord, RowSums
 from headscope.errors import BadInput
-from headscope.kernels.runtime import attempt, runs_kernels
 from headscope.measures.binned_means import BinnedRowMeans
 from headscope.measures.row_sampling import (
     IntArray,
@@ -87,7 +87,7 @@ def _kernel_sums(record: AttentionRecord, rows: Tensor | None = None) -> RowSums
     """Sums of query rows, by default of all, from the GPU's kernel; None where it does not run."""
     if not runs_kernels(record):
         return None
-    from headscope.kernels.row_sums import row_sums
+    from headscope.attention.kernels.row_sums import row_sums
 
     return attempt(row_sums, record, rows)
 

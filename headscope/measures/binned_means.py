@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headscope.attention.geometry import Geometry
 from headscope.attention.record import AttentionRecord
-from headscope.bins import position_bin_edges, visible_bin_edges
+from headscope.base.bins import position_bin_edges, visible_bin_edges
 from headscope.measures.row_sampling import (
     IntArray,
     add_by_cell,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
+from headscope.attention.kernels.runtime import attempt, runs_kernels
 from headscope.attention.record import AttentionRecord
-from headscope.kernels.runtime import attempt, runs_kernels
 from headscope.measures.rotary_pairs import planes_by_head, rotary_planes
 from headscope.measures.row_sampling import (
     IntArray,
@@ -94,7 +94,7 @@ def _kernel_sums(record: AttentionRecord, geometry: Geometry, distances: IntArra
     """Sums at each distance by head, [H, F, D], from the GPU's kernel; None if it does not run."""
     if not runs_kernels(record):
         return None
-    from headscope.kernels.distance_sums import distance_sums
+    from headscope.attention.kernels.distance_sums import distance_sums
 
     return attempt(distance_sums, record, geometry, to_device(record.q.device, distances))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord
-from headscope.bins import position_bin_edges
+from headscope.base.bins import position_bin_edges
 
 ROWS_PER_PRODUCT = 2048
 """Rows whose products are in memory at once."""

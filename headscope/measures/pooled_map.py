@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
+from headscope.attention.kernels.runtime import attempt, runs_kernels
 from headscope.attention.record import AttentionRecord
-from headscope.bins import map_blocks
-from headscope.kernels.runtime import attempt, runs_kernels
+from headscope.base.bins import map_blocks
 from headscope.measures.row_sampling import add_by_cell, copy_together, items_per_tile, query_range, to_device
 
 LOGITS_PER_TILE = 2**22
@@ -42,7 +42,7 @@ class PooledMaps:
         """Whether the GPU's kernel has added the record."""
         if not runs_kernels(record):
             return False
-        from headscope.kernels.pooled_map import add_pooled_map
+        from headscope.attention.kernels.pooled_map import add_pooled_map
 
         return attempt(add_pooled_map, record, sums, self.block_size) is not None
 

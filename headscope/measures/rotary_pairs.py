@@ -15,8 +15,8 @@ from torch import Tensor
 
 from headscope.attention.cuda import without_waiting
 from headscope.attention.geometry import Geometry
+from headscope.attention.kernels.runtime import attempt, runs_kernels
 from headscope.attention.record import AttentionRecord
-from headscope.kernels.runtime import attempt, runs_kernels
 from headscope.measures.row_sampling import (
     IntArray,
     count_visible_keys,
@@ -175,8 +175,8 @@ def _kernel_sums(
     """The results of `_plane_sums` from the GPU's kernels; None if they do not run."""
     if not runs_kernels(record):
         return None
-    from headscope.kernels.pair_moments import pair_moments
-    from headscope.kernels.pair_products import mean_abs_products
+    from headscope.attention.kernels.pair_moments import pair_moments
+    from headscope.attention.kernels.pair_products import mean_abs_products
 
     moments = attempt(pair_moments, record, geometry)
     if moments is None or not len(rows):

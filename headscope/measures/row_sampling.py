@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headscope.attention.cuda import without_waiting
 from headscope.attention.record import AttentionRecord
-from headscope.bins import in_last_octave, visible_bin_edges
+from headscope.base.bins import in_last_octave, visible_bin_edges
 
 IntArray = npt.NDArray[np.int64]
 

@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 
 from headscope.attention.contexts import entering, refusing_other_threads
 from headscope.attention.geometry import Geometry
+from headscope.base.model_identity import ModelIdentity
+from headscope.base.model_spec import ModelSpec
 from headscope.compat.torch import original_module
 from headscope.compat.transformers import NAME_OR_PATH
 from headscope.errors import BadInput, first_line
-from headscope.model_identity import ModelIdentity
-from headscope.model_spec import ModelSpec
 from headscope.models import loading, lora, module_facts, open_contexts, quantization
 from headscope.models.bridge import delegating_attention, is_bridge
 from headscope.models.eager_check import check_against_eager

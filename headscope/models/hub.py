@@ -17,8 +17,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from headscope.base.model_spec import HubId
 from headscope.errors import ResourceMissing, did_you_mean, first_line
-from headscope.model_spec import HubId
 
 log = logging.getLogger("headscope")
 

@@ -23,8 +23,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from headscope import user_input
 from headscope.attention.backend import text_part_attention
+from headscope.base import user_input
+from headscope.base.model_spec import HubId, ModelSpec
 from headscope.compat.transformers import COMMIT_HASH, MODEL_MAPPING, SUPPORTS_SDPA
 from headscope.errors import (
     BadInput,
@@ -34,7 +35,6 @@ from headscope.errors import (
     did_you_mean,
     missing_package,
 )
-from headscope.model_spec import HubId, ModelSpec
 from headscope.models import device_map, lora, quantization
 from headscope.models.conversion import convert_gguf
 from headscope.models.hub import fetch, snapshot_commit

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from headscope.base.model_spec import ANY_WEIGHTS
+from headscope.base.user_input import quote
 from headscope.errors import BadInput, ResourceMissing, first_line
-from headscope.model_spec import ANY_WEIGHTS
-from headscope.user_input import quote
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

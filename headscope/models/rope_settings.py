@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.errors import BadInput
 
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headscope.base.model_identity import WeightDigests
 from headscope.compat.torch import WRITE_COUNT, non_persistent_buffers, original_module
 from headscope.compat.transformer_lens import wrapped_module
-from headscope.model_identity import WeightDigests
 from headscope.models import lora, quantization
 
 CHUNK = 2**20

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headscope import user_input
+from headscope.base import user_input
+from headscope.base.model_spec import ModelSpec
 from headscope.errors import BadInput
-from headscope.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from headscope.positions.model import Model

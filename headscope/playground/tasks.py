@@ -14,13 +14,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.ablation_names import MEAN_OF_TEXT
 from headscope.attention.record import AttentionRecord
+from headscope.base.ablation_names import MEAN_OF_TEXT
+from headscope.base.heads import Head, format_head
+from headscope.base.user_input import read_yaml
 from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import finite_hidden_states, logits_and_targets, next_token_logits, token_losses
-from headscope.heads import Head, format_head
 from headscope.interventions.ablation import ablated, reference_outputs, reference_tokens
 from headscope.interventions.edits import edit, edited
 from headscope.interventions.heads import head_units
@@ -41,7 +42,6 @@ from headscope.prompts.token_text import token_texts
 from headscope.scores import model_heads
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
-from headscope.user_input import read_yaml
 
 SHOWN_NEXT_TOKENS = 10
 """Most probable next tokens of all models together that are shown."""

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.bins import bin_center
+from headscope.base.bins import bin_center
 from headscope.plots import axes, shapes, style
 from headscope.plots.draft import Draft
 from headscope.plots.shapes import mean_curve

@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import make_colorscale
 
-from headscope.heads import ESTIMATE_MARK, estimate_mask
+from headscope.base.heads import ESTIMATE_MARK, estimate_mask
 from headscope.plots import axes, shapes, style
 from headscope.plots.colour_range import mark_clipped_cells, signed_colours, symmetric_colorbar, symmetric_limit
 from headscope.plots.draft import Draft

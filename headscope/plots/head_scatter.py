@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.heads import Head
+from headscope.base.heads import Head
 from headscope.plots import axes, style
 from headscope.runs.column_metadata import statistic
 

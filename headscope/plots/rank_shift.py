@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.heads import Head, format_head
+from headscope.base.heads import Head, format_head
 from headscope.plots import style
 from headscope.plots.head_scatter import HEAD_COLUMNS
 from headscope.plots.line_ends import spread_labels

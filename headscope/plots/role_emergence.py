@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.heads import Head
+from headscope.base.heads import Head
 from headscope.plots import axes, shapes, style
 from headscope.plots.axes import CountAxis
 from headscope.plots.top_heads import fit_to_card, hide_long_legend

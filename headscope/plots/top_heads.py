@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.plots import style
 from headscope.plots.line_ends import replace_line_ends
 from headscope.runs.column_metadata import statistic

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.errors import BadInput
 
 MAX_COUNT = 2**31

@@ -19,10 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from headscope import user_input
 from headscope.attention.geometry import Geometry
+from headscope.base import user_input
+from headscope.base.model_identity import WeightDigests
 from headscope.errors import BadInput, ResourceMissing
-from headscope.model_identity import WeightDigests
 from headscope.models.checkpoint import LoadedModel
 from headscope.models.lora import WEIGHTS_FILE
 from headscope.positions.adapter_validation import parse_metadata, validate_metadata, validate_parameter

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from headscope.attention import backend, families
 from headscope.attention.contexts import entering
 from headscope.attention.families.sparse_attention import indexed_queries
+from headscope.base.model_spec import SchemeSpec
 from headscope.errors import ResourceMissing, UnsupportedModel
-from headscope.model_spec import SchemeSpec
 from headscope.models import open_contexts
 from headscope.models.bridge import delegating_attention
 from headscope.models.interception import intercepting_rotations

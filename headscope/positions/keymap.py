@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.errors import BadInput, ResourceMissing, did_you_mean
 from headscope.models.checkpoint import LoadedModel
 from headscope.positions.adapter_validation import validate_parameter

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from headscope import user_input
 from headscope.attention.geometry import Geometry
+from headscope.base import user_input
+from headscope.base.model_identity import ModelIdentity
+from headscope.base.model_spec import ModelSpec, SchemeSpec
 from headscope.errors import BadInput
-from headscope.model_identity import ModelIdentity
-from headscope.model_spec import ModelSpec, SchemeSpec
 from headscope.models import open_contexts
 from headscope.models.checkpoint import (
     Checkpoint,

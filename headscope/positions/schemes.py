@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from headscope import user_input
+from headscope.base import user_input
+from headscope.base.model_spec import SchemeSpec
 from headscope.errors import BadInput, ResourceMissing, did_you_mean
-from headscope.model_spec import SchemeSpec
 from headscope.models.checkpoint import LoadedModel
 from headscope.positions.adarope import AdaRoPE, find_adapter_file
 from headscope.positions.keymap import load_with_key_map

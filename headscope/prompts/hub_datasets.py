@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.errors import BadInput, ResourceMissing, did_you_mean, missing_package
 
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.errors import BadInput
 
 NeedleKind = Literal["literal", "indirect", "both"]

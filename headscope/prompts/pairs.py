@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.errors import BadInput, did_you_mean
 from headscope.prompts.haystack import Ids, decode_tokens, tokenize_plain
 from headscope.prompts.special_tokens import leading_special_tokens

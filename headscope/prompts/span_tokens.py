@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headscope.base.user_input import quote
 from headscope.errors import BadInput, first_line
 from headscope.prompts.pairs import continuation_tokens
 from headscope.prompts.spans import (
@@ -22,7 +23,6 @@ from headscope.prompts.spans import (
 )
 from headscope.prompts.special_tokens import leading_special_tokens
 from headscope.prompts.token_text import token_offsets
-from headscope.user_input import quote
 
 BoolArray = npt.NDArray[np.bool_]
 PLACEHOLDER = "\ue000{}\ue001"

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.errors import BadInput, ResourceMissing, did_you_mean, first_line
 from headscope.prompts.hub_datasets import read_dataset_rows
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.errors import BadInput, ResourceMissing, did_you_mean
 from headscope.prompts.hub_datasets import read_dataset
 from headscope.prompts.shakespeare import SOURCES, packaged_files

@@ -7,9 +7,9 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from headscope.base.user_input import quote
 from headscope.errors import did_you_mean
 from headscope.prompts.spans import RESERVED_NAMES
-from headscope.user_input import quote
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -11,11 +11,11 @@ from typing import Any, Concatenate, TypeVar
 
 import pandas as pd
 
-from headscope import plugins
-from headscope.declaration import Declaration
+from headscope.base import plugins
+from headscope.base.declaration import Declaration
+from headscope.base.heads import Head
+from headscope.base.plugins import Arguments
 from headscope.errors import BrokenProbe
-from headscope.heads import Head
-from headscope.plugins import Arguments
 from headscope.rendering.blocks import (
     Block,
     Chart,

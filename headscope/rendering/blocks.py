@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import pandas as pd
 
-from headscope.heads import Head
+from headscope.base.heads import Head
 from headscope.runs.run import Run
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from rich.text import Text
 
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.rendering.blocks import TextTable
 from headscope.rendering.console import bold, print_line, print_table
 from headscope.results.checks import CheckResult

@@ -1,9 +1,9 @@
 """Cards of an overview for sweeps over heads: the units of largest effect, and the largest one in a sentence."""
 
-from headscope.effects.sweep import UNIT_KEYS, Effects
-from headscope.effects.units import unit_name
 from headscope.plots.top_heads import plot_unit_bars
 from headscope.rendering.blocks import Card
+from headscope.results.effects.sweep import UNIT_KEYS, Effects
+from headscope.results.effects.units import unit_name
 from headscope.results.result import Result
 from headscope.results.words import sentence
 

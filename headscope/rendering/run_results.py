@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import get_args
 
-from headscope.heads import ESTIMATE_MARK
+from headscope.base.heads import ESTIMATE_MARK
 from headscope.rendering import assembly
 from headscope.rendering.blocks import Claim, ClaimTable, TextBlock
 from headscope.results import ranking, words

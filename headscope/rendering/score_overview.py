@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.rendering.blocks import Overview
 from headscope.results.scores import HasScores, Score
 from headscope.runs.column_metadata import exceeds

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.heads import Head
+from headscope.base.heads import Head
 from headscope.plots import style
 from headscope.plots.draft import Draft
 from headscope.plots.head_scatter import HEAD_COLUMNS, MARKER_OUTLINE

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from headscope.heads import Head
+from headscope.base.heads import Head
 from headscope.plots.style import GRAPH_CONFIG, TEMPLATE
 from headscope.rendering.blocks import Block, Chart, Link, PageContent, TextTable
 from headscope.rendering.html_page import (

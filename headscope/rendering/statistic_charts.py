@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import pandas as pd
 
-from headscope.heads import Head
+from headscope.base.heads import Head
 from headscope.plots import head_matrices as head_figures
 from headscope.plots import head_scatter, rank_shift, style
 from headscope.plots.small_multiples import have_equal_axes, small_multiples

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.heads import ESTIMATE_MARK, estimate_mask, mark_of
+from headscope.base.heads import ESTIMATE_MARK, estimate_mask, mark_of
 from headscope.rendering.blocks import TextTable
 from headscope.results.ranks import head_ranks
 from headscope.results.words import count_nouns, headline, percent

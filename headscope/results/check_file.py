@@ -10,15 +10,15 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from headscope.base.heads import format_head, parse_head
+from headscope.base.user_input import quote, read_yaml
 from headscope.errors import BadInput, CannotWrite, did_you_mean
-from headscope.heads import format_head, parse_head
 from headscope.results.collection import results_of_all_models
 from headscope.results.questions import questions
 from headscope.results.result import Scalar
 from headscope.results.words import headline
 from headscope.runs.column_metadata import exceeds, is_role_measured, roles
 from headscope.runs.run import Run
-from headscope.user_input import quote, read_yaml
 
 BOUNDS = ("at_least", "at_most", "rises_at_most", "falls_at_most")
 HEAD_KEYS = ("head", "count_above", "count_below", "median")

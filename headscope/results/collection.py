@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from headscope import plugins
-from headscope.declaration import Declaration
+from headscope.base import plugins
+from headscope.base.declaration import Declaration
 from headscope.errors import BrokenProbe
 from headscope.results import words
 from headscope.results.model_notes import model_notes

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import stdtr, stdtrit
 
-from headscope.heads import Head
+from headscope.base.heads import Head
 from headscope.results.collection import results_of_all_models
 from headscope.results.questions import questions
 from headscope.results.result import Result

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.results.questions import Level, Question
 from headscope.results.result import Result, Scalar
 from headscope.runs.aggregation import confidence_interval

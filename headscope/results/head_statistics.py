@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.base.heads import estimate_mask, parse_head
 from headscope.errors import BadInput
-from headscope.heads import estimate_mask, parse_head
 from headscope.results.check_file import Check
 from headscope.results.comparison import Change, SameSamples, change
 from headscope.results.result import Result

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from headscope.model_identity import INT8, Comparison, ModelIdentity
+from headscope.base.model_identity import INT8, Comparison, ModelIdentity
 from headscope.results.result import Result
 from headscope.results.words import join_words
 from headscope.runs.columns import all_tables

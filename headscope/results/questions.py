@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from headscope import plugins
+from headscope.base import plugins
 
 Level = Literal["warning", "row", "headline", "detail"]
 

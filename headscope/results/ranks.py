@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.heads import ESTIMATE_MARK, estimate_mask, method_column
+from headscope.base.heads import ESTIMATE_MARK, estimate_mask, method_column
 from headscope.results.result import Result
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.runs.aggregation import Verdict
 
 Scalar = str | int | float

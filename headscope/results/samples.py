@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import stdtrit
 
-from headscope.heads import EXACT, method_column
+from headscope.base.heads import EXACT, method_column
 from headscope.results.result import Result
 from headscope.runs.aggregation import confidence_interval, wilson_interval
 from headscope.runs.column_metadata import statistic

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from headscope.heads import EXACT
+from headscope.base.heads import EXACT
 from headscope.results.questions import questions
 from headscope.results.result import Result
 from headscope.results.words import sentence

@@ -8,7 +8,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
-from headscope.heads import ESTIMATE_MARK
+from headscope.base.heads import ESTIMATE_MARK
 from headscope.results.questions import Question, questions
 from headscope.results.result import Bound, Result
 from headscope.results.verdicts import deciding_part, undecided_parts

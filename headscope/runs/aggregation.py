@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
-from headscope.bins import in_last_octave
-from headscope.heads import EXACT, method_column
+from headscope.base.bins import in_last_octave
+from headscope.base.heads import EXACT, method_column
 
 HEAD_KEYS = ["model", "layer", "head", "kv_group"]
 """Key columns of the per-head table."""

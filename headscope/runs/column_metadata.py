@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from headscope import plugins
+from headscope.base import plugins
 from headscope.errors import BadInput, BrokenProbe, did_you_mean
 
 RESERVED_COLUMNS = frozenset({"model", "layer", "head", "kv_group", "value", "baseline", "change"})

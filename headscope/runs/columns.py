@@ -12,7 +12,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from headscope import plugins
+from headscope.base import plugins
 
 FORMAT_VERSION = 4
 """Major version of the run directory. Readers refuse any other one by name."""

@@ -4,11 +4,11 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from headscope.base.heads import HeadSet, format_head, parse_head
+from headscope.base.model_identity import WeightDigests
+from headscope.base.user_input import quote
 from headscope.errors import BadInput
-from headscope.heads import HeadSet, format_head, parse_head
-from headscope.model_identity import WeightDigests
 from headscope.runs.run import Run
-from headscope.user_input import quote
 
 OTHER_CHOICES = "Other choices: all, file:FILE, run:FOLDER:STATISTIC:COUNT[:MODEL]"
 HEADS_OF_WEIGHTS = "weights:"

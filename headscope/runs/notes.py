@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from headscope.base.user_input import quote
 from headscope.errors import BadInput, BadRun, CannotWrite
 from headscope.runs.io import read_json, write_json
-from headscope.user_input import quote
 
 NOTES_FILE = "notes.json"
 MAX_NOTE, MAX_TAG, MAX_TAGS = 4000, 40, 20

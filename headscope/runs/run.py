@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from headscope.base.heads import HeadSet
+from headscope.base.model_identity import ModelIdentity
 from headscope.errors import BadInput, BadRun
-from headscope.heads import HeadSet
-from headscope.model_identity import ModelIdentity
 from headscope.runs import arrays, hub, summary
 from headscope.runs.columns import all_tables, shareable_table_names
 from headscope.runs.io import read_json

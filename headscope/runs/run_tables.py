@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.errors import BadRun
 from headscope.runs import arrow
 from headscope.runs.columns import LAYER, all_tables

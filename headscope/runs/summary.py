@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from headscope import plugins
-from headscope.declaration import Declaration
+from headscope.base import plugins
+from headscope.base.declaration import Declaration
+from headscope.base.heads import method_column
+from headscope.base.model_identity import Comparison, ModelIdentity
 from headscope.errors import BrokenProbe
-from headscope.heads import method_column
-from headscope.model_identity import Comparison, ModelIdentity
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import columns_by_length, statistic
 from headscope.runs.run_tables import RunTables

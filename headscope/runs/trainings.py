@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.model_spec import ModelSpec, SchemeSpec, normalized_scheme, shortest_distinct_names
+from headscope.base.model_spec import ModelSpec, SchemeSpec, normalized_scheme, shortest_distinct_names
 from headscope.runs.column_metadata import columns_by_length, heads_with_role, measured_role_mask
 
 

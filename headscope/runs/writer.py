@@ -27,6 +27,7 @@ import pandas as pd
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
+from headscope.base.signals import uninterrupted
 from headscope.errors import BadInput, BadRun, CannotWrite, InputChanged
 from headscope.runs import arrow
 from headscope.runs.arrow import Rows, to_arrow
@@ -36,7 +37,6 @@ from headscope.runs.job_files import StoredTable, data_digest, read_header, read
 from headscope.runs.manifest import write_manifest
 from headscope.runs.merging import write_merged
 from headscope.runs.run import PLAN_FILE, CombinedRun, Run
-from headscope.signals import uninterrupted
 
 MAX_NAME_BYTES = 255
 """Longest file name in bytes."""

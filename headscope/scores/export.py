@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.errors import BadInput, CannotWrite
 from headscope.runs.run_tables import RunTables
 from headscope.runs.summary import model_identity

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.base.heads import HeadSet
+from headscope.base.model_identity import WeightDigests
+from headscope.base.user_input import check_path, expand_path, quote, read_text_file, read_yaml
 from headscope.errors import BadInput, ResourceMissing
-from headscope.heads import HeadSet
-from headscope.model_identity import WeightDigests
 from headscope.scores.head_scores import HeadScores
-from headscope.user_input import check_path, expand_path, quote, read_text_file, read_yaml
 
 DUO_FILE = "full_attention_heads.tsv"
 MAX_INDEX = 2**15

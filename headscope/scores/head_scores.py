@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from headscope.errors import BadInput
-from headscope.heads import HeadSet, estimate_mask, format_head
-from headscope.model_identity import (
+from headscope.base.heads import HeadSet, estimate_mask, format_head
+from headscope.base.model_identity import (
     NO_DIGESTS,
     AcceptedWeights,
     ModelIdentity,
@@ -18,6 +17,7 @@ from headscope.model_identity import (
     refuse_other_name,
     refuse_other_weights,
 )
+from headscope.errors import BadInput
 from headscope.runs.run_tables import RunTables
 from headscope.runs.summary import model_identity
 

@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from headscope import plugins
 from headscope.attention.record import AttentionRecord
-from headscope.declaration import Declaration
+from headscope.base import plugins
+from headscope.base.declaration import Declaration
 from headscope.errors import BadInput
 from headscope.forward.capture import CapturedLayers
 from headscope.forward.observe import FinishedPass

@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
 
-from headscope import user_input
+from headscope.base import user_input
+from headscope.base.model_spec import ANY_WEIGHTS, ModelSpec, shortest_distinct_names, step_of_name
 from headscope.errors import BadInput
-from headscope.model_spec import ANY_WEIGHTS, ModelSpec, shortest_distinct_names, step_of_name
 
 FAMILY_KEYS = ("model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
 """Entries of config.json that are equal in all checkpoints of one training."""

@@ -22,9 +22,9 @@ from pydantic import (
     model_validator,
 )
 
-from headscope import plugins, user_input
+from headscope.base import plugins, user_input
+from headscope.base.model_spec import ModelSpec
 from headscope.errors import BadInput, BadOption, OptionError, OptionName
-from headscope.model_spec import ModelSpec
 from headscope.prompts.shakespeare import DEFAULT_SOURCE, expand_source
 from headscope.prompts.special_tokens import BosChoice
 from headscope.study.option_rules import Excludes, Needs, Rule, first_fault, rules_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from headscope.base.model_spec import ModelSpec
 from headscope.errors import BadInput
-from headscope.model_spec import ModelSpec
 from headscope.models import loading
 from headscope.models.checkpoint import Checkpoint, open_checkpoint, pick_device, pick_dtype
 from headscope.positions.model import Model

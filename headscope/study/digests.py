@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from headscope import user_input
+from headscope.base import user_input
+from headscope.base.model_spec import ModelSpec
 from headscope.errors import InputChanged
-from headscope.model_spec import ModelSpec
 from headscope.models import loading
 from headscope.models.conversion import DIGESTS_FILE, SOURCE_FILE, file_digest
 from headscope.positions.adarope import find_adapter_file, lora_folder_of

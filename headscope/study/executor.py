@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from headscope import plugins
+from headscope.attention.kernels.runtime import describe_kernels
+from headscope.base import plugins
 from headscope.compat.torch import cpu_flash_attention
 from headscope.compat.transformers import COMMIT_HASH
 from headscope.forward.observe import observe
-from headscope.kernels.runtime import describe_kernels
 from headscope.models.bridge import describe_bridge
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import PRETRAINING_KEY, Model

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from headscope import plugins, user_input
+from headscope.base import plugins, user_input
 from headscope.errors import BadInput
 from headscope.positions.model import Model, load
 from headscope.runs import arrow, summary

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from headscope.ablation_names import MEAN_OF_TEXT
+from headscope.base.ablation_names import MEAN_OF_TEXT
+from headscope.base.model_identity import AcceptedWeights, refuse_other_weights
 from headscope.interventions.ablation import parse_ablation, reference_outputs, reference_tokens
 from headscope.interventions.kinds import Replace, mean_over_tokens
-from headscope.model_identity import AcceptedWeights, refuse_other_weights
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.runs.head_names import HEADS_OF_WEIGHTS, parse_heads

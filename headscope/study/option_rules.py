@@ -7,9 +7,9 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from headscope import user_input
+from headscope.base import user_input
+from headscope.base.user_input import MAX_QUOTED
 from headscope.errors import OptionError, did_you_mean
-from headscope.user_input import MAX_QUOTED
 
 REQUIREMENTS = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float", "int_parsing_size"), "must be an integer"),

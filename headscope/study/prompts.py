@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.errors import BadInput, ResourceMissing
 from headscope.prompts import texts
 from headscope.prompts.haystack import Haystack

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.compat import ray as compat
 from headscope.errors import BadInput, Interrupted
 from headscope.study.config import EngineOptions

@@ -8,7 +8,7 @@ the most unassigned work, longest queue first; if every queue is assigned, it ta
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headscope import plugins
+from headscope.base import plugins
 from headscope.study.cells import Job
 
 

@@ -25,7 +25,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.compat import lm_eval as compat
 from headscope.errors import (
     BadInput,

@@ -5,12 +5,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from headscope.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_TEXT, ablation_name, kinds_help
-from headscope.effects.results import sweep_questions
+from headscope.base.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_TEXT, ablation_name, kinds_help
+from headscope.base.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.errors import OptionError
-from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.results.answers import answer_questions
+from headscope.results.effects.results import sweep_questions
 from headscope.results.questions import Question
 from headscope.runs.columns import ANSWER_METRIC, GROUP, HEAD, IS_COUNTED, LAYER, MODEL, Column, Table, key
 from headscope.study.answer_options import (

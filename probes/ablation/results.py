@@ -7,15 +7,15 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.ablation_names import column_part, describe_ablation
-from headscope.effects.prompts import prompts_that_count, rows_that_count, subset_result, subset_sweeps
-from headscope.effects.ranking import largest_unit
-from headscope.effects.results import leads, sweep_results
-from headscope.effects.sweep import Effects, Sweep, rows_of_sweep, sweep_effects
-from headscope.effects.units import head_columns, unit_result
+from headscope.base.ablation_names import column_part, describe_ablation
 from headscope.prompts.pairs import metric_label, metric_unit
 from headscope.rendering.text import head_mask
 from headscope.results.answers import answer_results
+from headscope.results.effects.prompts import prompts_that_count, rows_that_count, subset_result, subset_sweeps
+from headscope.results.effects.ranking import largest_unit
+from headscope.results.effects.results import leads, sweep_results
+from headscope.results.effects.sweep import Effects, Sweep, rows_of_sweep, sweep_effects
+from headscope.results.effects.units import head_columns, unit_result
 from headscope.results.result import Bound, Result
 from headscope.results.samples import mean_result
 from headscope.results.verdicts import judge

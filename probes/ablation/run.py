@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from headscope.attention.edits import TokenSet
-from headscope.effects.groups import missing_control, random_controls
 from headscope.errors import BadInput
 from headscope.interventions.ablation import reference_outputs
 from headscope.interventions.edits import Edit
@@ -24,6 +23,7 @@ from headscope.prompts.answers import shows_answer
 from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, single_pair_set
 from headscope.prompts.pairs import METRICS_OF_ONE_TOKEN, METRICS_WITH_WRONG, TokenPair, stored_metric_name
 from headscope.prompts.token_positions import ALL_TOKENS
+from headscope.results.effects.groups import missing_control, random_controls
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from headscope.effects.statistics import rank_correlation
+from headscope.results.effects.statistics import rank_correlation
 from headscope.results.result import Bound, Result, Scalar
 from headscope.results.samples import mean_result, share_result
 from headscope.results.verdicts import judge, judge_by_parts

@@ -6,7 +6,7 @@ from functools import lru_cache
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.bins import bin_center
+from headscope.base.bins import bin_center
 from headscope.plots import axes, shapes, style
 from headscope.plots.shapes import mean_curve
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from headscope.effects.sweep import Sweep, effects_table, sweep_effects
+from headscope.results.effects.sweep import Sweep, effects_table, sweep_effects
 from headscope.runs.aggregation import mean_losses, plain_types
 from headscope.runs.column_metadata import Statistic, exceeds, is_statistic, statistic
 from headscope.runs.run_tables import RunTables

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
+from headscope.base.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.results.questions import Question
 from headscope.runs.columns import (
     ANSWER_COLUMNS,

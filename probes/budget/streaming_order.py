@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
+from headscope.base.model_identity import AcceptedWeights
 from headscope.errors import BadInput
-from headscope.model_identity import AcceptedWeights
 from headscope.runs.run import Run
 from headscope.scores import HeadScores, match_heads, model_heads, read, refuse_other_model
 from headscope.streaming import StreamingWindow

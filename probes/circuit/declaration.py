@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from headscope.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_PROMPTS, MEAN_OF_TEXT
+from headscope.base.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_PROMPTS, MEAN_OF_TEXT
+from headscope.base.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.errors import OptionError
-from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.results.answers import answer_questions
 from headscope.results.questions import Question

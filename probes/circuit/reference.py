@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from headscope.ablation_names import MEAN_OF_PROMPTS
+from headscope.base.ablation_names import MEAN_OF_PROMPTS
 from headscope.errors import BadInput
 from headscope.interventions.circuit import (
     ClassedPrompt,

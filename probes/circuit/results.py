@@ -8,14 +8,14 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from headscope.ablation_names import MEAN_OF_PROMPTS, column_part
-from headscope.effects.prompts import MAX_SUBSETS, prompts_that_count, rows_that_count
-from headscope.effects.ranking import largest_unit
-from headscope.effects.sweep import UNIT_KEYS, Effects, Sweep, rows_of_sweep, sweep_effects
-from headscope.effects.units import head_columns, unit_name, unit_result
+from headscope.base.ablation_names import MEAN_OF_PROMPTS, column_part
 from headscope.prompts.pairs import metric_label, metric_unit
 from headscope.rendering.text import head_mask
 from headscope.results.answers import answer_results
+from headscope.results.effects.prompts import MAX_SUBSETS, prompts_that_count, rows_that_count
+from headscope.results.effects.ranking import largest_unit
+from headscope.results.effects.sweep import UNIT_KEYS, Effects, Sweep, rows_of_sweep, sweep_effects
+from headscope.results.effects.units import head_columns, unit_name, unit_result
 from headscope.results.result import Result
 from headscope.runs.aggregation import (
     MIN_DOCUMENTS,

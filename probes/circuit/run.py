@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.ablation_names import MEAN_OF_PROMPTS
+from headscope.base.ablation_names import MEAN_OF_PROMPTS
+from headscope.base.heads import format_head
 from headscope.errors import BadInput
-from headscope.heads import format_head
 from headscope.interventions.circuit import CircuitRuns, Intact, Member
 from headscope.interventions.heads import heads_by_layer
 from headscope.positions.model import Model

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.effects.sweep import Effects, rows_of_sweep
-from headscope.effects.units import unit_name
 from headscope.plots import head_scatter, shapes, style
 from headscope.prompts.pairs import metric_label, metric_unit
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
+from headscope.results.effects.sweep import Effects, rows_of_sweep
+from headscope.results.effects.units import unit_name
 from headscope.results.words import sentence
 from probes.circuit import PROBE
 from probes.circuit.declaration import CIRCUIT, CIRCUIT_MEMBERS, WHOLE

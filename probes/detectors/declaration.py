@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.errors import BadInput, OptionError, ResourceMissing
 from headscope.results.questions import Question
 from headscope.results.scores import Score, ScoreRole, TableRows, top_of_role

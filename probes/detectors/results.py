@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.effects.prompts import MAX_SUBSETS
-from headscope.heads import format_head
+from headscope.base.heads import format_head
+from headscope.results.effects.prompts import MAX_SUBSETS
 from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.results.samples import allow_for_choice, mean_result

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from headscope.effects.statistics import MIN_COMPARED
-from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
+from headscope.base.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.plugin_api import GROUP, HEAD, LAYER, MODEL, Column, Options, Score, Statistic, Table, TableRows
+from headscope.results.effects.statistics import MIN_COMPARED
 from headscope.runs.column_metadata import is_statistic
 
 

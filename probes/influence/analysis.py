@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_TEXT, column_part, describe_ablation
-from headscope.effects.sweep import (
+from headscope.base.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_TEXT, column_part, describe_ablation
+from headscope.base.heads import EXACT
+from headscope.results.effects.sweep import (
     UNIT_KEYS,
     Effects,
     Sweep,
@@ -21,8 +22,7 @@ from headscope.effects.sweep import (
     rows_of_sweep,
     sweep_effects,
 )
-from headscope.effects.units import head_columns, units_of_head
-from headscope.heads import EXACT
+from headscope.results.effects.units import head_columns, units_of_head
 from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Statistic, exceeds, statistics
 from headscope.runs.run_tables import RunTables

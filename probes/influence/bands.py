@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from headscope.ablation_names import NOT_OF_DOCUMENTS, ablation_name
+from headscope.base.ablation_names import NOT_OF_DOCUMENTS, ablation_name
+from headscope.base.user_input import quote
 from headscope.errors import BadInput
-from headscope.user_input import quote
 
 PairMask = npt.NDArray[np.bool_]
 """Selected pairs of each layer, [layers, pairs]."""

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from headscope.ablation_names import NOT_OF_DOCUMENTS, kinds_help
-from headscope.effects.results import sweep_questions
-from headscope.heads import HeadSet, format_head
+from headscope.base.ablation_names import NOT_OF_DOCUMENTS, kinds_help
+from headscope.base.heads import HeadSet, format_head
+from headscope.results.effects.results import sweep_questions
 from headscope.results.questions import Question
 from headscope.runs.columns import DOC, GROUP, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.config import Options

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.effects.results import effect_text
-from headscope.effects.sweep import UNIT_KEYS, Effects, effects_table
-from headscope.effects.units import estimate_marks, unit_name, unit_nouns
 from headscope.plots import axes, shapes, style
 from headscope.plots.colour_range import mark_clipped_cells, signed_colours, symmetric_limit
 from headscope.plots.head_matrices import plot_unit_matrix
 from headscope.plots.style import UNNAMED
+from headscope.results.effects.results import effect_text
+from headscope.results.effects.sweep import UNIT_KEYS, Effects, effects_table
+from headscope.results.effects.units import estimate_marks, unit_name, unit_nouns
 from headscope.results.words import count_nouns, q_value
 from headscope.runs.column_metadata import capitalise
 from probes.influence import bands

@@ -7,14 +7,14 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.ablation_names import describe_ablation
-from headscope.effects.ranking import largest_unit, margin_interval, margin_over_rank, rank
-from headscope.effects.results import sweep_results
-from headscope.effects.statistics import TOP_FRACTION, gini, top_share, top_share_interval, top_unit_count
-from headscope.effects.sweep import Effects
-from headscope.effects.units import unit_nouns, unit_result
-from headscope.heads import EXACT, format_head
+from headscope.base.ablation_names import describe_ablation
+from headscope.base.heads import EXACT, format_head
 from headscope.rendering.text import head_mask
+from headscope.results.effects.ranking import largest_unit, margin_interval, margin_over_rank, rank
+from headscope.results.effects.results import sweep_results
+from headscope.results.effects.statistics import TOP_FRACTION, gini, top_share, top_share_interval, top_unit_count
+from headscope.results.effects.sweep import Effects
+from headscope.results.effects.units import unit_nouns, unit_result
 from headscope.results.result import Bound, Result
 from headscope.results.verdicts import judge
 from headscope.runs.column_metadata import statistic

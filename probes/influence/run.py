@@ -16,14 +16,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from headscope.ablation_names import MEAN_OF_TEXT
-from headscope.effects.ranking import select_units
+from headscope.base.ablation_names import MEAN_OF_TEXT
 from headscope.errors import BadInput
 from headscope.interventions.heads import Unit
 from headscope.positions.model import Model, load
 from headscope.prompts.needle_grid import NeedleGrid, even_depths
 from headscope.prompts.needles import read_needles
 from headscope.prompts.texts import TokenDocument
+from headscope.results.effects.ranking import select_units
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.config import build_study

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headscope.ablation_names import MEAN_OF_TEXT
-from headscope.effects.groups import missing_control, random_controls
+from headscope.base.ablation_names import MEAN_OF_TEXT
+from headscope.base.heads import parse_head
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.heads import parse_head
 from headscope.interventions.ablation import parse_ablation
 from headscope.interventions.edits import Run, edit_units
 from headscope.interventions.heads import WHOLE_GROUP, Unit, head_unit, head_units, kv_group_units
@@ -29,6 +28,7 @@ from headscope.interventions.replay import Objective, Replay
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import FixedSchedule, Schedule
+from headscope.results.effects.groups import missing_control, random_controls
 from probes.influence import bands
 from probes.influence.declaration import NAMED_SET_PREFIX, InfluenceOptions
 

@@ -5,9 +5,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from headscope.effects.ranking import largest_unit
-from headscope.effects.sweep import UNIT_KEYS, Effects
-from headscope.effects.units import unit_nouns, unit_result
 from headscope.plots import learned_frequencies
 from headscope.plots.style import escape_label
 from headscope.rendering.blocks import (
@@ -22,6 +19,9 @@ from headscope.rendering.blocks import (
 )
 from headscope.rendering.effect_cards import effects_card
 from headscope.rendering.explorer_blocks import query_link
+from headscope.results.effects.ranking import largest_unit
+from headscope.results.effects.sweep import UNIT_KEYS, Effects
+from headscope.results.effects.units import unit_nouns, unit_result
 from headscope.results.result import Result
 from headscope.results.words import count_nouns, sentence
 from headscope.runs.aggregation import rows_at_longest_length

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from headscope.bins import BINS_PER_OCTAVE, bin_center
+from headscope.base.bins import BINS_PER_OCTAVE, bin_center
 from headscope.runs.aggregation import (
     HEAD_KEYS,
     last_octave_means,

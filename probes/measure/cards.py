@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 import pandas as pd
 
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.plots import curves, role_emergence
 from headscope.plots import head_matrices as head_figures
 from headscope.plots.top_heads import fit_to_card, hide_long_legend, plot_unit_bars

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.effects.statistics import rank_correlation
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.rendering.text import (
     SINK_ROWS,
     WINDOWED,
@@ -18,6 +17,7 @@ from headscope.rendering.text import (
     heads_by_window,
     layer_windows,
 )
+from headscope.results.effects.statistics import rank_correlation
 from headscope.results.ranks import head_ranks
 from headscope.results.result import Result, Scalar
 from headscope.results.samples import extreme_head_result, head_result, mean_result

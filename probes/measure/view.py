@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.heads import Head
+from headscope.base.heads import Head
 from headscope.plots import curves as effective_length
 from headscope.plots import curves as loss
 from headscope.plots import head_matrices as head_figures

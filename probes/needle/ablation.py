@@ -12,11 +12,11 @@ from typing import Any
 import pandas as pd
 
 from headscope.attention.geometry import Geometry
-from headscope.effects.groups import missing_control, random_controls
-from headscope.heads import Head
+from headscope.base.heads import Head
 from headscope.interventions.edits import edit_units, edited
 from headscope.interventions.heads import Unit, head_unit
 from headscope.positions.model import Model
+from headscope.results.effects.groups import missing_control, random_controls
 
 NEEDLE_HALVES = 2
 HEAD_COLUMNS = ["layer", "head"]

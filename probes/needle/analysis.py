@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from headscope.effects.statistics import rank_correlation
-from headscope.effects.sweep import Effects, Sweep, effects_table, rows_of_sweep, sweep_effects
 from headscope.prompts.needle_grid import CONTROL
+from headscope.results.effects.statistics import rank_correlation
+from headscope.results.effects.sweep import Effects, Sweep, effects_table, rows_of_sweep, sweep_effects
 from headscope.runs.aggregation import (
     HEAD_KEYS,
     MIN_DOCUMENTS,

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from headscope.ablation_names import NOT_IN_GENERATION, ablation_in_generation, kinds_help
+from headscope.base.ablation_names import NOT_IN_GENERATION, ablation_in_generation, kinds_help
+from headscope.base.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.errors import OptionError
-from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.needle_grid import even_depths
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.config import Options, TextSource

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.ablation_names import describe_ablation
+from headscope.base.ablation_names import describe_ablation
 from headscope.plots import axes, head_scatter, shapes, style
 from headscope.rendering.text import format_percent
 from headscope.runs.column_metadata import capitalise, statistic

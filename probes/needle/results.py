@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.ablation_names import describe_ablation
-from headscope.effects.statistics import MIN_COMPARED
-from headscope.effects.sweep import Effects
-from headscope.effects.units import unit_result
+from headscope.base.ablation_names import describe_ablation
 from headscope.rendering.blocks import Overview
 from headscope.rendering.text import head_mask
+from headscope.results.effects.statistics import MIN_COMPARED
+from headscope.results.effects.sweep import Effects
+from headscope.results.effects.units import unit_result
 from headscope.results.questions import Question
 from headscope.results.ranks import head_ranks
 from headscope.results.result import Bound, Result

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from headscope.heads import Head
+from headscope.base.heads import Head
 from headscope.prompts.needle_grid import CONTROL
 from headscope.rendering.blocks import Block, Chart, Link, PageContent, RenderContext, TextBlock
 from headscope.rendering.explorer_blocks import (

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.effects.comparison import Comparison, compare_effects, largest_change
-from headscope.effects.prompts import by_subset, prompts_that_count, rows_that_count, with_subsets
-from headscope.effects.statistics import MIN_COMPARED
-from headscope.effects.sweep import Effects, Sweep, best_method_rows, sweep_effects
-from headscope.effects.units import head_columns, unit_fields, unit_name, unit_nouns
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.prompts.token_positions import ALL_TOKENS
+from headscope.results.effects.comparison import Comparison, compare_effects, largest_change
+from headscope.results.effects.prompts import by_subset, prompts_that_count, rows_that_count, with_subsets
+from headscope.results.effects.statistics import MIN_COMPARED
+from headscope.results.effects.sweep import Effects, Sweep, best_method_rows, sweep_effects
+from headscope.results.effects.units import head_columns, unit_fields, unit_name, unit_nouns
 from headscope.results.result import Bound, Result
 from headscope.results.samples import mean_result
 from headscope.results.verdicts import deciding_part, judge, judge_by_parts

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
+from headscope.base.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.pairs import OWN_METRIC, RESERVED_SPAN_NAMES, metric_unit
 from headscope.runs.columns import ANSWER_METRIC, GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.study.answer_options import (

@@ -7,16 +7,16 @@ import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.effects.comparison import compared_units
-from headscope.effects.results import effect_text
-from headscope.effects.sweep import UNIT_KEYS, Effects, effects_table
-from headscope.effects.units import estimate_marks, unit_nouns
-from headscope.heads import ESTIMATE_MARK, EXACT, Head, format_head
+from headscope.base.heads import ESTIMATE_MARK, EXACT, Head, format_head
 from headscope.plots import shapes, style
 from headscope.plots.axes import MAX_PANEL_TOKEN_LABELS, MAX_TOKEN_LABELS, token_axis, token_hover
 from headscope.plots.colour_range import mark_clipped_cells, signed_colours, symmetric_limit
 from headscope.plots.head_matrices import plot_unit_matrix
 from headscope.plots.selector import combine_figures, first_choices
+from headscope.results.effects.comparison import compared_units
+from headscope.results.effects.results import effect_text
+from headscope.results.effects.sweep import UNIT_KEYS, Effects, effects_table
+from headscope.results.effects.units import estimate_marks, unit_nouns
 from headscope.results.words import count_nouns
 from probes.patching.analysis import describe_methods, describe_sweep
 from probes.patching.position_maps import PositionMap

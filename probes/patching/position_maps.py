@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.effects.sweep import rows_of_sweep
-from headscope.effects.units import unit_name
-from headscope.heads import EXACT, format_head
+from headscope.base.heads import EXACT, format_head
 from headscope.rendering.token_spans import token_labels
+from headscope.results.effects.sweep import rows_of_sweep
+from headscope.results.effects.units import unit_name
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run_tables import RunTables
 from probes.patching.analysis import counted_rows

@@ -5,15 +5,15 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.effects.prompts import subset_result
-from headscope.effects.ranking import largest_unit, rank
-from headscope.effects.results import sweep_questions, sweep_results
-from headscope.effects.sweep import Effects, rows_of_sweep
-from headscope.effects.units import unit_fields, unit_name, unit_nouns, unit_result, units_of_head
-from headscope.heads import EXACT
+from headscope.base.heads import EXACT
 from headscope.rendering.blocks import Overview
 from headscope.rendering.text import head_mask
 from headscope.results.answers import answer_questions, answer_results
+from headscope.results.effects.prompts import subset_result
+from headscope.results.effects.ranking import largest_unit, rank
+from headscope.results.effects.results import sweep_questions, sweep_results
+from headscope.results.effects.sweep import Effects, rows_of_sweep
+from headscope.results.effects.units import unit_fields, unit_name, unit_nouns, unit_result, units_of_head
 from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.runs.run import Run

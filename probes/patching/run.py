@@ -9,9 +9,6 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from headscope.effects.prompts import subset_names
-from headscope.effects.ranking import select_units
-from headscope.effects.sweep import UNIT_KEYS
 from headscope.errors import BadInput
 from headscope.forward.backbone import decoder_layers
 from headscope.forward.layer_parts import LayerParts
@@ -22,6 +19,9 @@ from headscope.interventions.parts import PartName, inspect_layer_parts
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import PairSet
 from headscope.prompts.pairs import TokenPair
+from headscope.results.effects.prompts import subset_names
+from headscope.results.effects.ranking import select_units
+from headscope.results.effects.sweep import UNIT_KEYS
 from headscope.runs.aggregation import plain_types
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell

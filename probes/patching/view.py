@@ -6,18 +6,18 @@ from functools import lru_cache
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.effects.comparison import agreements
-from headscope.effects.ranking import largest_unit
-from headscope.effects.results import effect_text
-from headscope.effects.sweep import Effects
-from headscope.effects.units import unit_result, units_of_head
-from headscope.heads import ESTIMATE_MARK
+from headscope.base.heads import ESTIMATE_MARK
 from headscope.plots.head_matrices import plot_small_matrices
 from headscope.plots.selector import describe_choices
 from headscope.rendering.blocks import Card, Chart, ChartGroup, RenderContext, Term
 from headscope.rendering.effect_cards import effects_card
 from headscope.rendering.explorer_blocks import query_link
 from headscope.rendering.text import head_mask
+from headscope.results.effects.comparison import agreements
+from headscope.results.effects.ranking import largest_unit
+from headscope.results.effects.results import effect_text
+from headscope.results.effects.sweep import Effects
+from headscope.results.effects.units import unit_result, units_of_head
 from headscope.results.words import sentence
 from headscope.runs.column_metadata import capitalise
 from headscope.runs.run import Run

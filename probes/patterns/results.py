@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.rendering.blocks import Overview
 from headscope.rendering.text import head_mask, heads_by_model
 from headscope.rendering.token_spans import TokenizedText, mark_token, text_with_weights, to_display_line

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from headscope.base.user_input import quote
 from headscope.errors import BadInput
 from headscope.forward.capture import CapturedLayers
 from headscope.forward.observe import FinishedPass, observe
@@ -21,7 +22,6 @@ from headscope.study.cells import PassCell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_tokenizer
 from headscope.study.prompts import ProbeTexts
-from headscope.user_input import quote
 from probes.patterns.declaration import PatternsOptions
 from probes.patterns.results import find_token
 

@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from headscope.bins import map_blocks
+from headscope.base.bins import map_blocks
 from headscope.plots import style
 from headscope.plots.axes import MAX_PANEL_TOKEN_LABELS, escape_token_label
 from headscope.plots.colour_range import symmetric_colorbar, symmetric_limit

@@ -6,10 +6,10 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from headscope.effects.groups import HeldOut, compare_groups, judge_held_out
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.prompts.spans import RESERVED_NAMES
 from headscope.rendering.blocks import Overview
+from headscope.results.effects.groups import HeldOut, compare_groups, judge_held_out
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run import Run

@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from headscope.base.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.errors import OptionError
-from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.token_classes import RELATIONS, TOKEN_CLASSES, parse_classes
 from headscope.results.questions import Question
 from headscope.runs.columns import DOC, GROUP, HEAD, IS_COUNTED, LAYER, LENGTH, MODEL, Column, Table, key

@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.effects.groups import CHOSEN_UNITS, SPLITS, auroc_interval
-from headscope.effects.prompts import MAX_SUBSETS, rows_that_count
-from headscope.effects.sweep import rows_of_sweep
 from headscope.prompts.answers import LEAST_PROBABILITY_TEXT
 from headscope.results.answers import MAX_NAMES
+from headscope.results.effects.groups import CHOSEN_UNITS, SPLITS, auroc_interval
+from headscope.results.effects.prompts import MAX_SUBSETS, rows_that_count
+from headscope.results.effects.sweep import rows_of_sweep
 from headscope.results.head_results import top_head_result
 from headscope.results.result import Result
 from headscope.results.samples import Limits, extreme_head_result, mean_result

@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.effects.groups import HeldOut
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.plots import shapes, style
 from headscope.plots.head_matrices import plot_matrix
 from headscope.rendering.blocks import Block, Card, Chart, ChartGroup, Link, PageContent, RenderContext, Term, TextBlock
@@ -23,6 +22,7 @@ from headscope.rendering.explorer_blocks import (
 from headscope.rendering.statistic_charts import comparison_chart, matrix_chart, top_heads_card
 from headscope.rendering.text import format_cell
 from headscope.rendering.token_spans import TokenizedText, shaded_tokens
+from headscope.results.effects.groups import HeldOut
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run

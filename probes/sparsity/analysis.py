@@ -6,8 +6,8 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from headscope import plugins
-from headscope.heads import format_head
+from headscope.base import plugins
+from headscope.base.heads import format_head
 from headscope.rendering.blocks import Overview
 from headscope.runs.aggregation import HEAD_KEYS, mean_losses, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Statistic

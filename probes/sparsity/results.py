@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.results.result import Result
 from headscope.results.samples import allow_for_choice, mean_result
 from headscope.runs.aggregation import confidence_interval

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.plots import axes, shapes, style
 from headscope.plots.head_matrices import plot_distribution
 from headscope.plots.layers import plot_by_layer

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from headscope.base.heads import format_head, parse_head
 from headscope.errors import OptionError
-from headscope.heads import format_head, parse_head
 from headscope.runs.columns import (
     DISTANCE,
     DOC,

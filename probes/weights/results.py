@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from headscope.effects.statistics import MIN_COMPARED, rank_correlation
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.rendering.text import SINK_ROWS, WINDOWED, head_mask, heads_by_model, heads_by_window
+from headscope.results.effects.statistics import MIN_COMPARED, rank_correlation
 from headscope.results.questions import Question
 from headscope.results.ranks import head_ranks
 from headscope.results.result import Result

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.base.heads import parse_head
 from headscope.decomposition.attributed_rows import find_rows, find_top_far_rows
 from headscope.decomposition.head_circuits import LayerCircuits, TokenEmbeddings, ov_logits
 from headscope.decomposition.head_weights import ModelWeights, inspect_head_weights
@@ -17,7 +18,6 @@ from headscope.decomposition.token_pairs import pair_logits
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.observe import FinishedPass
-from headscope.heads import parse_head
 from headscope.measures.circuits import (
     CompositionNull,
     composition_scores,

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.plots import axes, shapes, style
 from headscope.plots.shapes import mean_curve
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term, TextBlock, TextTable

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from headscope import plugins
+from headscope.base import plugins
 from headscope.study.config import EngineOptions, OptionParts, Options
 from headscope.study.option_rules import Excludes, Needs, Rule, Term, parse_terms, rules_of
 

@@ -10,8 +10,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from headscope.attention.kernels import distance_sums, pair_moments, pair_products, pooled_map, row_sums, runtime
 from headscope.attention.record import AttentionRecord
-from headscope.kernels import distance_sums, pair_moments, pair_products, pooled_map, row_sums, runtime
 from support.measure_laws import geometry_of
 
 

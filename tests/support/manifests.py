@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headscope.model_spec import ModelSpec, SchemeSpec
+from headscope.base.model_spec import ModelSpec, SchemeSpec
 
 
 def model_entry(label: str, checkpoint: str, scheme: str = "base", step: int | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from headscope.kernels import runtime
+from headscope.attention.kernels import runtime
 
 COSTS_NOTHING = ("empty", "_unsafe_view", "prim::")
 """Parts of the names of operations that launch nothing: memory is reserved, or something is asked of a tensor."""

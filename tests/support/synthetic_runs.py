@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.synthetic_run import Sizes, measure_rows, position_rows, synthetic_manifest
-from headscope import plugins
+from headscope.base import plugins
 from headscope.run import Run
 from headscope.runs.columns import Table, all_tables
 from headscope.runs.writer import RunWriter

@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.effects.prompts import MAX_SUBSETS, prompts_that_count, rows_that_count
-from headscope.heads import format_head
+from headscope.base.heads import format_head
 from headscope.prompts.pair_sets import PROMPT_SET
 from headscope.results.answers import answer_results
+from headscope.results.effects.prompts import MAX_SUBSETS, prompts_that_count, rows_that_count
 from headscope.results.result import Result
 from headscope.results.samples import allow_for_choice, mean_result
 from headscope.runs.aggregation import plain_types

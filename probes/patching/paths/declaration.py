@@ -4,10 +4,10 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from headscope.effects.results import sweep_questions
-from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
+from headscope.base.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.results.answers import answer_questions
+from headscope.results.effects.results import sweep_questions
 from headscope.results.questions import Question
 from headscope.runs.columns import ANSWER_METRIC, MODEL, Column, Table, key
 from headscope.study.answer_options import HEADS_HELP, HeadNames, PositionNames

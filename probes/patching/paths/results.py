@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from headscope.effects.prompts import MAX_SUBSETS
-from headscope.effects.ranking import chosen_unit
-from headscope.effects.results import sweep_results
-from headscope.effects.sweep import Effects, Sweep, sweep_effects, with_mean_estimates
-from headscope.effects.units import unit_result
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.rendering.blocks import Overview
 from headscope.results.answers import answer_results
+from headscope.results.effects.prompts import MAX_SUBSETS
+from headscope.results.effects.ranking import chosen_unit
+from headscope.results.effects.results import sweep_results
+from headscope.results.effects.sweep import Effects, Sweep, sweep_effects, with_mean_estimates
+from headscope.results.effects.units import unit_result
 from headscope.results.result import Result
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables

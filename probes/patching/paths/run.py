@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from headscope.effects.ranking import select_units
+from headscope.base.heads import format_head
 from headscope.errors import BadInput
-from headscope.heads import format_head
 from headscope.interventions.heads import ALL_HEADS as EVERY_HEAD
 from headscope.interventions.heads import layer_heads
 from headscope.interventions.metrics import PairTokens
@@ -20,6 +19,7 @@ from headscope.interventions.path_patching import LayerIndexHead, Path, PathMode
 from headscope.positions.model import Model
 from headscope.prompts.pairs import TokenPair
 from headscope.prompts.token_positions import ALL_TOKENS
+from headscope.results.effects.ranking import select_units
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell
 from headscope.study.context import StudyContext

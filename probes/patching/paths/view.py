@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.effects.comparison import compared_units
-from headscope.effects.results import effect_text
-from headscope.effects.sweep import Effects
 from headscope.plots import head_scatter, shapes, style
 from headscope.plots.colour_range import signed_colours
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term, TextTable
+from headscope.results.effects.comparison import compared_units
+from headscope.results.effects.results import effect_text
+from headscope.results.effects.sweep import Effects
 from headscope.results.words import format_value, sentence
 from probes.patching.analysis import describe_methods, describe_path_sweep, path_name
 from probes.patching.paths import PROBE

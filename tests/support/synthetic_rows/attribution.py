@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.synthetic_run import Sizes
-from headscope.bins import position_bin_edges
+from headscope.base.bins import position_bin_edges
 from headscope.runs.arrow import Rows
 from probes.attribution.answers.declaration import ANSWER_HEADS, ANSWER_PARTS, ANSWER_TOKENS
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.synthetic_run import Sizes
-from headscope.bins import map_blocks
+from headscope.base.bins import map_blocks
 from headscope.runs.arrow import Rows, encode_map
 
 SYNTHETIC_ROWS, SYNTHETIC_KEYS = 16, 4

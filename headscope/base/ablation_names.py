@@ -5,9 +5,9 @@ import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
+from headscope.base.user_input import quote
 from headscope.errors import did_you_mean
 from headscope.streaming import StreamingWindow, is_streaming
-from headscope.user_input import quote
 
 MEAN_OF_TEXT = "mean:text"
 MEAN_OF_DOCUMENT = "mean:document"

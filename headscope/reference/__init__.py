@@ -18,14 +18,14 @@ import typer
 from pydantic import BaseModel
 
 import headscope
-from headscope import plugins
 from headscope.api import SHARED_KEYWORDS, keyword_fields, shared_keywords
-from headscope.api_pages import fill_page
+from headscope.base import plugins
+from headscope.base.declaration import Declaration
 from headscope.cli.app import app
 from headscope.cli.command_groups import ProbeCommand
 from headscope.cli.flags import TYPE_NAMES
 from headscope.cli.probe_commands import choices
-from headscope.declaration import Declaration
+from headscope.reference.api_pages import fill_page
 from headscope.rendering.blocks import Term
 from headscope.rendering.view_parts import ViewParts
 from headscope.results.questions import QuestionParts
@@ -34,7 +34,7 @@ from headscope.runs.columns import all_tables
 from headscope.study.answer_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS
 from headscope.study.config import OptionParts
 
-STUB = Path(__file__).with_name("__init__.pyi")
+STUB = Path(__file__).parents[1] / "__init__.pyi"
 MARK = "# The functions of the probes, written by `make docs` from their options.\n"
 
 SHARED_TYPES = {
@@ -104,7 +104,7 @@ def _type(annotation: Any) -> str:
     return "Mapping[str, Any]" if issubclass(annotation, BaseModel) else str(annotation.__name__)
 
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 FILE = DOCS / "reference.md"
 GLOSSARY_FILE = DOCS / "glossary.md"
 MEASURES_FILE = DOCS / "measures.md"
@@ -340,7 +340,8 @@ def _column_table(names: Iterable[str]) -> str:
     return "\n".join(rows)
 
 
-if __name__ == "__main__":
+def write_pages() -> None:
+    """Write the stub of the package and every generated page."""
     STUB.write_text(add_probe_functions(STUB.read_text(encoding="utf-8")), encoding="utf-8")
     FILE.write_text(reference_page(), encoding="utf-8")
     GLOSSARY_FILE.write_text(glossary_page(), encoding="utf-8")

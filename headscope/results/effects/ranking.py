@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from headscope.effects.sweep import Effects
+from headscope.results.effects.sweep import Effects
 from headscope.runs.aggregation import confidence_interval
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 API_BLOCK = re.compile(r"(<!-- api: ([\w.]+) -->\n).*?(<!-- end of api -->)", re.DOTALL)
 FILE_BLOCK = re.compile(r'(^```python title="(.+?)"\n).*?(^```$)', re.DOTALL | re.MULTILINE)
-PACKAGE = Path(__file__).parents[1] / "tests" / "external_plugin"
+PACKAGE = Path(__file__).parents[2] / "tests" / "external_plugin"
 MAX_LINE = 100
 """A longer signature has a line per parameter."""
 

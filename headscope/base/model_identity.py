@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any, Literal
 
+from headscope.base.model_spec import normalized_scheme
 from headscope.errors import BadInput
-from headscope.model_spec import normalized_scheme
 
 AcceptedWeights = Literal["same", "any"]
 """Values of every option `weights`: accept heads and scores of the same weights only, or of any weights."""

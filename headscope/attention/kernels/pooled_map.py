@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headscope.attention.kernels import runtime
+from headscope.attention.kernels.row_sums import LOG2_E, SMALLEST_TILE, _first_visible_key, _tanh
 from headscope.attention.record import AttentionRecord
-from headscope.kernels import runtime
-from headscope.kernels.row_sums import LOG2_E, SMALLEST_TILE, _first_visible_key, _tanh
 
 LARGEST_TILE = 64
 """Most queries and keys of a tile."""

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pandas as pd
 import yaml
 
+from headscope.base.model_identity import NO_DIGESTS, WeightDigests
+from headscope.base.user_input import quote, read_yaml
 from headscope.errors import BadInput, ResourceMissing, did_you_mean
-from headscope.model_identity import NO_DIGESTS, WeightDigests
-from headscope.user_input import quote, read_yaml
 
 EXACT = "exact"
 """Method of a measured value. Every other method is an estimate."""

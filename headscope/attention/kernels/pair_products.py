@@ -6,9 +6,9 @@ import triton.language as tl
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
+from headscope.attention.kernels import runtime
+from headscope.attention.kernels.rotary_planes import pair_constants, pair_dimensions
 from headscope.attention.record import AttentionRecord
-from headscope.kernels import runtime
-from headscope.kernels.rotary_planes import pair_constants, pair_dimensions
 
 MAX_HEADS_PER_PROGRAM, ELEMENTS_PER_TILE = 4, 2**13
 """Query heads that share the keys of a program; products of a tile: heads x keys x pairs."""

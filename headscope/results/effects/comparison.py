@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from headscope.effects.statistics import rank_correlation
-from headscope.effects.sweep import Effects
+from headscope.results.effects.statistics import rank_correlation
+from headscope.results.effects.sweep import Effects
 from headscope.runs.aggregation import confidence_interval
 
 TOP_UNITS = 10

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headscope.attention.kernels import runtime
 from headscope.attention.record import LOCAL_DISTANCE, MASKED_LOGIT, AttentionRecord, RowSums
-from headscope.kernels import runtime
 
 LOG2_E = math.log2(math.e)
 SMALLEST_TILE = 16

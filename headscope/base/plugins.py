@@ -12,7 +12,7 @@ from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from headscope.declaration import PLACES, Declaration
+from headscope.base.declaration import PLACES, Declaration
 from headscope.errors import BrokenProbe, HeadscopeError, did_you_mean
 
 GROUP = "headscope.probes"

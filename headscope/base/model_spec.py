@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath
 
-from headscope import user_input
+from headscope.base import user_input
 from headscope.errors import BadInput, did_you_mean
 
 SCHEME_NAMES = ("base", "yarn", "linear", "ntk", "abf", "llama3", "logn", "prope", "nope", "alibi", "adarope")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from headscope.heads import EXACT
+from headscope.base.heads import EXACT
 from headscope.runs.aggregation import (
     SIGNIFICANCE,
     adjust_p_values,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.effects.ranking import largest_unit, next_units
-from headscope.effects.sweep import Effects, Sweep, shared_samples, sweep_effects
-from headscope.effects.units import unit_name, unit_result
 from headscope.prompts.pairs import metric_label
+from headscope.results.effects.ranking import largest_unit, next_units
+from headscope.results.effects.sweep import Effects, Sweep, shared_samples, sweep_effects
+from headscope.results.effects.units import unit_name, unit_result
 from headscope.results.result import Result
 from headscope.runs.aggregation import plain_types
 

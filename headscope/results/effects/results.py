@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.effects.comparison import Agreement, agreements
-from headscope.effects.ranking import largest_unit
-from headscope.effects.statistics import MIN_COMPARED
-from headscope.effects.sweep import Effects
-from headscope.effects.units import unit_result
+from headscope.results.effects.comparison import Agreement, agreements
+from headscope.results.effects.ranking import largest_unit
+from headscope.results.effects.statistics import MIN_COMPARED
+from headscope.results.effects.sweep import Effects
+from headscope.results.effects.units import unit_result
 from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.results.words import value_text

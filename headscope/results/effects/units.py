@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.effects.sweep import UNIT_KEYS, Effects, Sweep
-from headscope.heads import ESTIMATE_MARK, EXACT, format_head
+from headscope.base.heads import ESTIMATE_MARK, EXACT, format_head
+from headscope.results.effects.sweep import UNIT_KEYS, Effects, Sweep
 from headscope.results.result import Result
 from headscope.runs.aggregation import HEAD_KEYS, group_members, mean_with_interval, with_method
 from headscope.runs.run_tables import RunTables

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from headscope.attention.geometry import Geometry
 from headscope.attention.kernel import chunk_slices
+from headscope.attention.kernels import runtime
+from headscope.attention.kernels.rotary_planes import pair_constants, pair_dimensions
 from headscope.attention.record import AttentionRecord
-from headscope.kernels import runtime
-from headscope.kernels.rotary_planes import pair_constants, pair_dimensions
 
 TOKENS, PAIRS_AT_ONCE = 64, 16
 """Tokens of a block, and pairs of a program."""

@@ -6,9 +6,9 @@ import triton.language as tl
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
+from headscope.attention.kernels import runtime
+from headscope.attention.kernels.rotary_planes import pair_constants, pair_dimensions
 from headscope.attention.record import AttentionRecord
-from headscope.kernels import runtime
-from headscope.kernels.rotary_planes import pair_constants, pair_dimensions
 
 DISTANCES, MAX_HEADS, QUERIES, PAIRS_AT_ONCE = 4, 4, 16, 32
 """Distances, query heads, queries and pairs of a tile."""
