@@ -30,7 +30,7 @@ __all__ = [*_names.modules]
 def __getattr__(name: str) -> Any:
     if name in _names.modules:
         return _names.load(name)
-    # `from headscope import plugins` calls this before it imports the submodule.
+    # `from headscope import rendering` calls this before it imports the submodule.
     if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
         from headscope.base.plugins import probe_functions
 

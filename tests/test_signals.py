@@ -111,7 +111,7 @@ def test_a_second_signal_adds_no_second_line(tmp_path: Path) -> None:
     """Ctrl-C twice: the first ends the work with its line, and the second must not repeat it."""
     code = (
         "import signal, sys\n"
-        "from headscope import signals\n"
+        "from headscope.base import signals\n"
         "from headscope.cli import app\n"
         "def work(**_): signal.raise_signal(signal.SIGINT)\n"
         "def end(code): signal.raise_signal(signal.SIGINT)\n"

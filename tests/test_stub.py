@@ -20,7 +20,7 @@ import headscope as hs
 run: hs.Run
 """
 PARTS = """
-from headscope import plugins
+from headscope.base import plugins
 from headscope.probe import Probe
 from headscope.runs.run import Run
 from probes.needle import PROBE

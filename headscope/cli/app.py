@@ -292,7 +292,7 @@ app.command(cls=GroupedCommand)(selfcheck.selfcheck)
 def main() -> None:
     """Entry point. A user's mistake is one line on standard error and an exit code, never a traceback.
 
-    Ctrl-C and SIGTERM also end with one line (`headscope.signals`).
+    Ctrl-C and SIGTERM also end with one line (`headscope.base.signals`).
     """
     signals.install_handlers()
     if sys.stdout is None:  # closed by the shell with >&-

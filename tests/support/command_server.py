@@ -55,7 +55,7 @@ os.dup2(stdout, 1)
 # Imports what commands need, but looks for no probe: each command does that, among the packages that it is given.
 IMPORTS = """
 import headscope.rendering.html_page, headscope.rendering.terminal, headscope.study.runner
-from headscope import plugins
+from headscope.base import plugins
 from headscope.models import loading
 from headscope.positions import model
 
