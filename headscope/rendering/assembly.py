@@ -1,6 +1,6 @@
 """Contents of a report or page, in order: findings and charts of every probe, and the notable heads of a run.
 
-This module calls probes only through `headscope.base.plugins` and names none. Charts are drawn lazily. If a probe fails, a
+This module calls probes only through `base.plugins` and names none. Charts are drawn lazily. If a probe fails, a
 line in the place of its remaining charts says so, and the failure is logged.
 """
 

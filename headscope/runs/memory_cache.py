@@ -69,7 +69,7 @@ class MemoryCache:
 
 
 def memory_size(value: Any) -> int:
-    """Bytes of tables, arrays, and containers of them; of any other object, without what it refers to."""
+    """Bytes of tables, arrays, figures, and containers of them; of any other object, without what it refers to."""
     if isinstance(value, pd.DataFrame):
         return int(value.memory_usage(deep=True).sum())
     if isinstance(value, pd.Series | pd.Index):
@@ -77,7 +77,9 @@ def memory_size(value: Any) -> int:
     if isinstance(value, np.ndarray):
         return value.nbytes
     items: Any = ()
-    if is_dataclass(value) and not isinstance(value, type):
+    if hasattr(value, "to_plotly_json"):  # plotly is not imported to read runs
+        items = [value.to_plotly_json()]
+    elif is_dataclass(value) and not isinstance(value, type):
         items = vars(value).values() if hasattr(value, "__dict__") else ()
     elif isinstance(value, Mapping):
         items = chain(*islice(value.items(), SAMPLED_ITEMS))

@@ -1,7 +1,6 @@
 """Charts and glossary of direct logit attribution."""
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -81,13 +80,12 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     """The contribution of one head by position, and to an answer by row."""
     if "attribution" in run.tables:
-        yield from _position_chart(run, tuple(default_models_with(run, model)), layer, head)
+        yield from run.derived(_position_chart, tuple(default_models_with(run, model)), layer, head)
     yield from answers.head_charts(run, model, layer, head)
 
 
-@lru_cache(8)
 def _position_chart(run: Run, models: Sequence[str], layer: int, head: int) -> Sequence[Chart]:
-    """The chart of a head by position, if the head has rows; cached: it does not depend on the selected model."""
+    """The chart of a head by position, if the head has rows; it does not depend on the selected model."""
     rows = run.rows("attribution", model=models, layer=layer, head=head)
     if rows.empty:
         return []

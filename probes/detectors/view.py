@@ -1,7 +1,6 @@
 """Glossary of the detectors probe, and charts of one head."""
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -92,24 +91,22 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     rows = run.rows("detectors", layer=layer, head=head)
     if rows.empty:
         return
-    yield _scores_chart(run, tuple(default_models_with(run, model)), layer, head)
+    yield run.derived(_scores_chart, tuple(default_models_with(run, model)), layer, head)
     if rows["context_length"].nunique() > 1:
         yield Chart(
-            plot_scores_by_length(_means_by_length(run, layer, head), model),
+            plot_scores_by_length(run.derived(_means_by_length, layer, head), model),
             "A constant line means that the head attends to this kind of key at any distance.",
             half_width=True,
         )
 
 
-@lru_cache(8)
 def _means_by_length(run: Run, layer: int, head: int) -> pd.DataFrame:
-    """The head's mean scores by context length, of all models; cached, because it is the same for every model."""
+    """The head's mean scores by context length, of all models."""
     return mean_over_sequences(run.rows("detectors", layer=layer, head=head), "context_length")
 
 
-@lru_cache(8)
 def _scores_chart(run: Run, models: Sequence[str], layer: int, head: int) -> Chart:
-    """The scores of one head under these models, cached: it does not depend on the selected model."""
+    """The scores of one head under these models; it does not depend on the selected model."""
     return Chart(
         plot_head_scores(run.rows("detectors", model=models, layer=layer, head=head), [*models], layer, head),
         "Mean weight on each kind of key, on a repeated random token sequence, in the longest context. Horizontal "

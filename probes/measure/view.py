@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -142,7 +141,7 @@ def head_card(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     """The effective length of one head under the default models."""
     if "attention" in run.tables:
         yield Chart(
-            _cached_head_plot(run, tuple(default_models_with(run, model)), GROWTH, layer, head),
+            run.derived(_head_plot, tuple(default_models_with(run, model)), GROWTH, layer, head),
             "Both axes are logarithmic. Dotted diagonal: uniform attention over all visible keys. Dotted horizontal: a "
             "constant effective length. Bands: 95 % confidence intervals over documents, with three or more documents.",
             half_width=True,
@@ -154,14 +153,14 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     models = tuple(default_models_with(run, model))
     if "distance" in run.tables:
         yield Chart(
-            _cached_head_plot(run, models, rotary.LOGITS, layer, head),
+            run.derived(_head_plot, models, rotary.LOGITS, layer, head),
             "Mean logit of a key by its distance, summed over all rotary pairs: how the head prefers distances, "
             "independent of the tokens.",
             half_width=True,
         )
     if "pairs" in run.tables:
         yield Chart(
-            _cached_head_plot(run, models, rotary.SPECTRUM, layer, head),
+            run.derived(_head_plot, models, rotary.SPECTRUM, layer, head),
             "Above: the frequency of each rotary pair. Below: its usage, with a 95 % confidence interval if there are "
             "three or more documents.",
             half_width=True,
@@ -169,30 +168,28 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     if "positions" in run.tables:
         rows = run.heads[head_mask(run.heads, layer, head)]
         yield Chart(
-            _cached_frequency_plot(run, model, layer, int(rows["kv_group"].iloc[0]) if len(rows) else 0),
+            run.derived(_frequency_plot, model, layer, int(rows["kv_group"].iloc[0]) if len(rows) else 0),
             "Frequencies of the KV group: of the checkpoint, of the model and, if they were learned, at the start.",
             half_width=True,
         )
     if "distance" in run.tables:
         yield Chart(
-            _cached_head_plot(run, models, PROFILES, layer, head),
+            run.derived(_head_plot, models, PROFILES, layer, head),
             "Red pairs raise the logit of a key at that distance, blue pairs lower it. One scale for all models.",
         )
 
 
-@lru_cache(8)
-def _cached_head_plot(run: Run, models: Sequence[str], plot: HeadPlot, layer: int, head: int) -> go.Figure:
-    """A figure of one head under these models, cached: it does not depend on the selected model."""
-    data, measured = _cached_head_data(
-        run, tuple(run.models) if run.is_drawn_for_all_models else models, plot, layer, head
+def _head_plot(run: Run, models: Sequence[str], plot: HeadPlot, layer: int, head: int) -> go.Figure:
+    """A figure of one head under these models; it does not depend on the selected model."""
+    data, measured = run.derived(
+        _head_data, tuple(run.models) if run.is_drawn_for_all_models else models, plot, layer, head
     )
     if measured.isdisjoint(models):
         return plot.plot(_head_rows(run, models, plot.table, layer, head), layer, head)
     return plot.draw(data, styles_of([label for label in models if label in data], models), layer, head)
 
 
-@lru_cache(4)
-def _cached_head_data(
+def _head_data(
     run: Run, models: Sequence[str], plot: HeadPlot, layer: int, head: int
 ) -> tuple[Mapping[str, Any], frozenset[str]]:
     """The data of a plot by model, and the models that have values."""
@@ -202,9 +199,8 @@ def _cached_head_data(
     return plot.prepare(rows, layer, head), frozenset(rows.dropna(subset=[*plot.columns])["model"])
 
 
-@lru_cache(16)
-def _cached_frequency_plot(run: Run, model: str, layer: int, kv_group: int) -> go.Figure:
-    """The learned frequencies of a KV group, cached: its heads show the same."""
+def _frequency_plot(run: Run, model: str, layer: int, kv_group: int) -> go.Figure:
+    """The learned frequencies of a KV group; its heads show the same."""
     rows = run.derived(_group_frequencies, layer, kv_group).get(model)
     if rows is None:
         return learned_frequencies.plot_learned_frequencies(run.positions, model, layer, kv_group)

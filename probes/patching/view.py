@@ -1,7 +1,6 @@
 """Charts of the patching probe for report and app, charts of one head, and its glossary."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -137,7 +136,7 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     if PATCHING.name not in run.tables or groups.empty:
         return
     models = default_models_with(run, model)
-    rows = _head_rows(run, layer, head, int(groups.iloc[0]))
+    rows = run.derived(_head_rows, layer, head, int(groups.iloc[0]))
     rows = rows[rows["model"].isin(models)] if len(rows) else rows
     if len(rows):
         yield Chart(
@@ -148,9 +147,8 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
         )
 
 
-@lru_cache(8)
 def _head_rows(run: Run, layer: int, head: int, kv_group: int) -> pd.DataFrame:
-    """The effect of the head or its KV group in every sweep, with its keys and `text`; cached for all models' pages."""
+    """The effect of the head or its KV group in every sweep, with its keys and `text`."""
     return pd.DataFrame(
         [
             {**unit, **effects.key, "text": effect_text(effects, unit, EFFECT)}
