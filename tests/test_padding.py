@@ -10,6 +10,8 @@ from torch import Tensor
 from zoo.build import tiny
 
 import headscope as hs
+from headscope.attention.backend import using_attention_implementation
+from headscope.attention.masks import UnsupportedMask
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.prefix_cache import supports_prefix_cache
 from headscope.models.padding_check import standard_positions
@@ -75,6 +77,82 @@ def test_positions_from_0_and_cached_padding_tokens_are_refused_where_positions_
         with refuses(UnsupportedModel, f"'{model.name}'", "token 1", "use_cache=False"):
             model.module(torch.tensor([[1]]), past_key_values=cache, use_cache=True)
     assert not supports_prefix_cache(model)
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        *(
+            "llama",
+            "qwen2",
+            "qwen3",
+            "phi3",
+            "deepseek_v3",
+            "gpt2",
+            "gptj",
+            "gpt_neox",
+            "opt",
+            "bloom",
+            "falcon",
+            "mpt",
+        ),
+        *("jamba", "smollm3", "starcoder2"),
+    ],
+)
+def test_a_mask_that_hides_tokens_between_others_gives_the_eager_logits(model_type: str) -> None:
+    expected, logits = logits_with_gap(loaded(model_type))
+    assert float((logits - expected).abs().max() / expected.abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "mistral",
+        "gemma2",
+        "gemma3_text",
+        "gemma3n_text",
+        "gpt_oss",
+        "cohere2",
+        "olmo3",
+        "exaone4",
+        "gpt_neo",
+        "llama4_text",
+    ],
+)
+def test_a_mask_that_hides_tokens_between_others_is_refused_beside_a_window_or_chunks(model_type: str) -> None:
+    kind = "chunks of 8 tokens" if model_type == "llama4_text" else "a window of 8 tokens"
+    with refuses(UnsupportedMask, kind, "hides tokens between others", "Remove"):
+        logits_with_gap(loaded(model_type))
+
+
+def test_tokens_hidden_after_keys_that_a_window_dropped_are_refused() -> None:
+    model = loaded("mistral")
+    ids, mask = with_gap()
+    with hs.capturing(model), torch.no_grad():
+        cache = model.module(ids[:, :13], attention_mask=torch.ones(1, 13), use_cache=True).past_key_values
+        mask[:, :] = 1
+        mask[:, 7:10] = 0  # the window of 8 has kept some of these keys
+        with refuses(UnsupportedMask, "a window of 8 tokens"):
+            model.module(ids[:, 13:14], attention_mask=mask[:, :14], past_key_values=cache, use_cache=True)
+
+
+def with_gap() -> tuple[Tensor, Tensor]:
+    """Token ids [1, 24], and a mask of them that hides four between others."""
+    ids = torch.randint(3, 100, (1, 24), generator=torch.Generator().manual_seed(4))
+    mask = torch.ones_like(ids)
+    mask[:, 8:12] = 0
+    return ids, mask
+
+
+@torch.no_grad()
+def logits_with_gap(model: Model) -> tuple[Tensor, Tensor]:
+    """Logits of the tokens that the mask does not hide: of eager attention, and inside a context."""
+    ids, mask = with_gap()
+    with using_attention_implementation(model.module, "eager"):
+        expected = model.module(input_ids=ids, attention_mask=mask).logits
+    with hs.capturing(model):
+        logits = model.module(input_ids=ids, attention_mask=mask).logits
+    return expected[mask.bool()], logits[mask.bool()]
 
 
 def test_a_cache_that_drops_keys_which_the_model_sees_without_one_is_refused() -> None:

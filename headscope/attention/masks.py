@@ -73,7 +73,11 @@ class DecodedMask:
 
     @classmethod
     def decode(cls, encoded_mask: Tensor | None) -> "DecodedMask":
-        """Decode the result of `encode_mask`. Raises UnsupportedModel for any other mask."""
+        """Decode the result of `encode_mask`.
+
+        Raises UnsupportedModel for any other mask, and UnsupportedMask for one that hides tokens between others from a
+        layer with a window or chunks: transformers counts hidden tokens in these, and the positions here do not.
+        """
         if encoded_mask is None:
             return cls()
         if encoded_mask.dtype != torch.int32 or encoded_mask.shape[1:3] != (1, 2):
@@ -86,6 +90,12 @@ class DecodedMask:
         size = first // WINDOW_MULTIPLIER or None
         roles = encoded_mask[:, 0, 0] if encoded_mask.shape[-1] > 1 or first & (REAL_KEY_BIT | QUERY_BIT) else None
         dropped = tuple(encoded_mask[:, 0, 1, 0].tolist())
+        if size and roles is not None and _has_gaps(roles, encoded_mask[:, 0, 1, :1]):
+            kind = f"chunks of {size}" if first & CHUNKED_BIT else f"a window of {size}"
+            raise UnsupportedMask(
+                f"the attention mask hides tokens between others, and a layer has {kind} tokens, in which transformers "
+                "counts the hidden ones. Remove these tokens from the text"
+            )
         return cls(roles, None, size, dropped) if first & CHUNKED_BIT else cls(roles, size, None, dropped)
 
     def query_positions(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
@@ -181,6 +191,13 @@ def with_window(encoded_mask: Tensor | None, window: int, device: torch.device |
     windowed = encoded_mask.clone()
     windowed[:, :, 0] += WINDOW_MULTIPLIER * window
     return windowed
+
+
+def _has_gaps(roles: Tensor, dropped_keys: Tensor) -> bool:
+    """Whether keys [B|1, Lk] between two real ones are not real, also after dropped real keys [B|1, 1]."""
+    real = (roles & REAL_KEY_BIT).int()
+    is_inside = (real.cumsum(-1) + dropped_keys > 0) & (real.flip(-1).cumsum(-1).flip(-1) > 0)
+    return bool((is_inside & (real == 0)).any())
 
 
 def _pack_mask(role_entries: Tensor, dropped_keys: Tensor) -> Tensor:
