@@ -1,4 +1,4 @@
-"""The keys that a streaming head sees: the first and the most recent tokens, in their own positions."""
+"""The keys that a streaming head sees: the first and the most recent tokens; and what the KV cache of a layer keeps."""
 
 import re
 from dataclasses import dataclass
@@ -39,3 +39,17 @@ class StreamingWindow:
 def is_streaming(component: str) -> bool:
     """Whether a component or kind of ablation is streaming attention."""
     return component.partition(":")[0] == PREFIX
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """What the KV cache of transformers stores of one attention layer.
+
+    `values` is the number of values of a token, keys and values of all KV groups together; 0 if the layer reads the
+    keys of another one. `limit` is the largest number of tokens, of a window or chunk; None if all are stored.
+    `has_groups` is False for latent attention, whose values all heads share: no KV group can drop a token of its own.
+    """
+
+    values: int
+    limit: int | None
+    has_groups: bool

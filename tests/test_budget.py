@@ -32,7 +32,7 @@ from headscope.runs.aggregation import verdict_below
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.runs.summary import model_table
-from headscope.streaming import StreamingWindow
+from headscope.streaming import LayerCache, StreamingWindow
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
 from probes.budget import passes
@@ -339,12 +339,10 @@ def test_findings_state_the_stability_of_a_set_from_sampled_rows(place: Path) ->
 
 
 def test_cache_sizes_of_unequal_layers() -> None:
-    class Shape:
-        layer_numbers, windows, layer_kv_groups, layer_head_dims = (0, 2), (None, 8), (4, 2), (16, 32)
-
-    window, streams = StreamingWindow(2, 4), {0: (1, 3), 2: (0,)}
-    assert cache_bytes(Shape, {}, window, 100, 2) == 2 * 2 * (16 * 4 * 100 + 32 * 2 * 8)
-    assert cache_bytes(Shape, streams, window, 100, 2) == 2 * 2 * (16 * (2 * 100 + 2 * 6) + 32 * (8 + 4))
+    layers = {0: LayerCache(2 * 4 * 16, None, True), 2: LayerCache(2 * 2 * 32, 8, True)}
+    groups, window, streams = {0: 4, 2: 2}, StreamingWindow(2, 4), {0: (1, 3), 2: (0,)}
+    assert cache_bytes(layers, groups, {}, window, 100, 2) == 2 * 2 * (16 * 4 * 100 + 32 * 2 * 8)
+    assert cache_bytes(layers, groups, streams, window, 100, 2) == 2 * 2 * (16 * (2 * 100 + 2 * 6) + 32 * (8 + 4))
 
 
 def test_shares_and_summaries(run: Run) -> None:

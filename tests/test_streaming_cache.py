@@ -1,16 +1,19 @@
 """Generation with a cache that drops tokens gives the same tokens as the masked model, in less memory."""
 
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from support import families
 from support.refusals import refuses
+from zoo.build import tiny
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
-from headscope.errors import BadInput
+from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
+from headscope.forward.stored_cache import observe_cache
 from headscope.forward.streaming_cache import StreamingCache, streaming_cache
 from headscope.positions.model import Model
 from headscope.streaming import StreamingWindow
@@ -104,16 +107,98 @@ def test_the_cache_stores_what_the_arithmetic_says() -> None:
         for part in torch.split(IDS, 7, 1):
             model.module(part, past_key_values=cache, use_cache=True)
     geometry, length = model.geometry, IDS.shape[1]
-    computed = cache_bytes(geometry, GROUPS, WINDOW, length, 4)
+    computed = cache_bytes(observe_cache(model), kv_groups(model), GROUPS, WINDOW, length, 4)
     token_of_a_group = 2 * geometry.head_dim * 4
     assert cache.stored_bytes == computed - 3 * token_of_a_group  # three groups: the own token comes with its query
     assert computed == token_of_a_group * (3 * 7 + (sum(geometry.layer_kv_groups) - 3) * length)
 
 
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        *("llama", "mistral", "gemma2", "gemma3_text", "gemma3n_text", "llama4_text", "gpt_oss", "cohere2", "olmo3"),
+        *("deepseek_v2", "deepseek_v3", "minicpm3", "glm4_moe_lite", "jamba", "gpt2", "gpt_neo", "bloom", "falcon"),
+    ],
+)
+@torch.no_grad()
+def test_the_computed_size_is_that_of_the_cache_of_transformers(model_type: str) -> None:
+    """Windows and chunks count the query's own token, which transformers drops before the next one."""
+    from probes.budget.streaming_order import cache_bytes
+
+    model = loaded(model_type)
+    layers = model.module(IDS, use_cache=True).past_key_values.layers
+    stored = [part for layer in layers for part in (getattr(layer, "keys", None), getattr(layer, "values", None))]
+    expected = sum(part.nbytes for part in stored if isinstance(part, torch.Tensor))
+    observed, counts = observe_cache(model), kv_groups(model)
+    own_tokens = sum(layer.values * 4 for layer in observed.values() if layer.limit)
+    assert cache_bytes(observed, counts, {}, WINDOW, IDS.shape[1], 4) == expected + own_tokens
+    everything = {number: range(count) for number, count in counts.items()}
+    streamed = cache_bytes(observed, counts, everything, WINDOW, IDS.shape[1], 4)
+    if any(layer.has_groups for layer in observed.values()):
+        assert streamed < expected
+    else:
+        assert streamed == expected
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    ["llama", "mistral", "gemma2", "gemma3_text", "llama4_text", "gpt_oss", "cohere2", "olmo3", "gpt_neo", "bloom"],
+)
+@torch.no_grad()
+def test_a_streaming_group_never_enlarges_the_cache_and_gives_the_logits_of_the_masked_model(model_type: str) -> None:
+    model = loaded(model_type)
+    plain = model.module(IDS, use_cache=True).past_key_values
+    with capturing(model) as layers:
+        layers.stream(0, (0,), WINDOW)
+        expected = model.module(IDS, use_cache=False).logits
+    groups = {model.geometry.layer_numbers[0]: (0,)}
+    with streaming_cache(model, groups, WINDOW) as cache:
+        parts = torch.split(IDS, [20, 1, 12, *[1] * 7], 1)
+        logits = torch.cat([model.module(part, past_key_values=cache, use_cache=True).logits for part in parts], 1)
+    assert float((logits - expected).abs().max() / expected.abs().max()) <= 1e-5
+    assert cache.stored_bytes < sum(layer.keys.nbytes + layer.values.nbytes for layer in plain.layers)
+
+
+@torch.no_grad()
+def test_a_left_padded_batch_of_a_model_with_windows_generates_what_each_text_alone_does() -> None:
+    model = loaded("mistral")
+    options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    texts, expected = [IDS[0, -length:] for length in (20, 13, 6)], []
+    for text in texts:
+        with streaming_cache(model, GROUPS, WINDOW) as cache:
+            expected.append(model.module.generate(text[None], past_key_values=cache, **options)[0, len(text) :])
+    padded = torch.stack([torch.nn.functional.pad(text, (20 - len(text), 0)) for text in texts])
+    mask = torch.stack([torch.arange(20) >= 20 - len(text) for text in texts]).long()
+    with streaming_cache(model, GROUPS, WINDOW) as cache:
+        generated = model.module.generate(padded, attention_mask=mask, past_key_values=cache, **options)
+    assert torch.equal(generated[:, 20:], torch.stack(expected))
+
+
+def test_groups_that_cannot_stream_are_refused_by_name() -> None:
+    cases = (
+        (UnsupportedModel, "deepseek_v3", {0: (0,)}, ("layer 0", "latent attention")),
+        (BadInput, "llama", {0: (0, 9)}, ("layer 0", "not 9")),
+        (BadInput, "llama", {7: (0,)}, ("layer 7", "0 KV groups")),
+    )
+    for error, model_type, groups, words in cases:
+        with refuses(error, *words), streaming_cache(loaded(model_type), groups, WINDOW):
+            pass
+
+
+@cache
+def loaded(model_type: str) -> Model:
+    return hs.load(tiny(model_type))
+
+
+def kv_groups(model: Model) -> dict[int, int]:
+    """The number of KV groups by layer number."""
+    return dict(zip(model.geometry.layer_numbers, model.geometry.layer_kv_groups, strict=True))
+
+
 @torch.no_grad()
 def test_another_attention_function_gives_nan_instead_of_a_wrong_token() -> None:
     model = hs.load(families.MEASURABLE["llama-gqa"]())
-    cache = StreamingCache(GROUPS, model.module.config.num_hidden_layers, WINDOW)
+    cache = StreamingCache(GROUPS, [None] * model.module.config.num_hidden_layers, WINDOW)
     model.module(IDS, past_key_values=cache, use_cache=True)
     assert model.module(IDS[:, :1], past_key_values=cache, use_cache=True).logits.isnan().all()
 

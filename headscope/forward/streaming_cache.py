@@ -21,6 +21,7 @@ from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.forward.carried_state import shares_keys_across_layers
 from headscope.forward.prefix_cache import supports_prefix_cache
+from headscope.forward.stored_cache import observe_cache
 from headscope.positions.model import Model
 from headscope.streaming import StreamingWindow
 
@@ -28,15 +29,16 @@ from headscope.streaming import StreamingWindow
 class StreamingLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer: all tokens of its full KV groups, the first and last tokens of the streaming ones.
 
-    `full` and `streaming` are pairs (keys, values) [B, groups, tokens, d] of what is stored. `padding` [B] is the
-    number of padding tokens before each row, None if there are none.
+    A layer with a window or chunk (`limit` tokens) stores no tokens before it. `full` and `streaming` are pairs (keys,
+    values) [B, groups, tokens, d] of what is stored. `padding` [B] is the number of padding tokens before each row, or
+    None.
     """
 
-    is_sliding = False
-
-    def __init__(self, streaming_groups: Sequence[int], window: StreamingWindow):
+    def __init__(self, streaming_groups: Sequence[int], window: StreamingWindow, limit: int | None = None):
         super().__init__()
         self.window = window
+        self.limit = limit
+        self.is_sliding = limit is not None  # by which transformers finds the layer whose sizes a mask has
         self._groups = tuple(streaming_groups)
         self._length = 0
         self.full: list[Tensor] = []
@@ -57,7 +59,10 @@ class StreamingLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store new keys and values; return those of all tokens up to the last, with NaN where they were dropped."""
+        """Store new keys and values; return those of all tokens up to the last, with NaN where they were dropped.
+
+        A layer with a window or chunk gets no token before the first that the first of the new ones sees.
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         before, self._length = self._length, self._length + key_states.shape[2]
@@ -65,22 +70,30 @@ class StreamingLayer(CacheLayerMixin):  # type: ignore[misc]
         for index, new in enumerate((key_states, value_states)):
             whole = new.new_full((*new.shape[:2], self._length, new.shape[-1]), torch.nan)
             whole[:, :, before:] = new
-            whole[:, ~self._streams, :before] = self.full[index]
+            whole[:, ~self._streams, self._first_visible(before) : before] = self.full[index]
             streams = whole[:, self._streams]
             streams.scatter_(2, self._kept_tokens(streams, before), self.streaming[index])
             whole[:, self._streams] = streams
-            self.full[index] = whole[:, ~self._streams]
+            self.full[index] = whole[:, ~self._streams, self._first_visible(self._length) :]
             self.streaming[index] = streams.gather(2, self._kept_tokens(streams, self._length))
-            complete.append(whole)
+            complete.append(whole[:, :, self._first_visible(before) :])
         return complete[0], complete[1]
+
+    def _first_visible(self, length: int) -> int:
+        """The first of `length` tokens that the next query sees."""
+        return 0 if self.limit is None else max(0, length - (self.limit - 1))
 
     def _kept_tokens(self, streams: Tensor, length: int) -> Tensor:
         """The tokens, of the first `length`, that streaming groups keep: those that the next query sees.
 
         They are an index [B, groups, kept, d] into the tokens of `streams` [B, groups, tokens, d].
         """
-        first_recent = max(0, length - (self.window.recent - 1))
-        sinks = torch.arange(min(self.window.sink, first_recent), device=streams.device).expand(len(streams), -1)
+        first_visible = self._first_visible(length)
+        first_recent = max(first_visible, length - (self.window.recent - 1))
+        last_padding = 0 if self.padding is None else int(self.padding.max())
+        sink_end = min(self.window.sink, first_recent)
+        first_sink = min(max(0, first_visible - last_padding), sink_end)
+        sinks = torch.arange(first_sink, sink_end, device=streams.device).expand(len(streams), -1)
         if self.padding is not None:
             sinks = (sinks + self.padding.to(streams.device)[:, None]).clamp(max=length - 1)
         recent = torch.arange(first_recent, length, device=streams.device).expand(len(streams), -1)
@@ -99,7 +112,8 @@ class StreamingLayer(CacheLayerMixin):  # type: ignore[misc]
         )
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._length + query_length, 0
+        first = self._first_visible(self._length)
+        return self._length + query_length - first, first
 
     def get_seq_length(self) -> int:
         return self._length
@@ -112,11 +126,18 @@ class StreamingLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class StreamingCache(Cache):  # type: ignore[misc]
-    """A cache with a `StreamingLayer` per decoder layer; `stored_bytes` is the measured size of its tensors."""
+    """A cache with a `StreamingLayer` per decoder layer, of which `limits` are the largest numbers of tokens.
 
-    def __init__(self, groups_by_layer: Mapping[int, Sequence[int]], layer_count: int, window: StreamingWindow):
+    `stored_bytes` is the measured size of its tensors.
+    """
+
+    def __init__(
+        self, groups_by_layer: Mapping[int, Sequence[int]], limits: Sequence[int | None], window: StreamingWindow
+    ):
         super().__init__(
-            layers=[StreamingLayer(groups_by_layer.get(number, ()), window) for number in range(layer_count)]
+            layers=[
+                StreamingLayer(groups_by_layer.get(number, ()), window, limit) for number, limit in enumerate(limits)
+            ]
         )
 
     @property
@@ -147,7 +168,7 @@ def streaming_cache(
     """Let KV groups stream, and yield an empty cache that drops what they do not see. Leaving restores the model.
 
     `groups_by_layer` are the streaming KV groups by layer number. Raises UnsupportedModel for a model whose cache is
-    not one key and value per token and layer.
+    not one key and value per token, layer and KV group, and BadInput for a layer or KV group that it does not have.
     """
     geometry = model.geometry
     if not supports_prefix_cache(model) or shares_keys_across_layers(model):
@@ -155,10 +176,27 @@ def streaming_cache(
             f"cannot stream KV groups of '{model.name}': its cache does not hold one key and one value per token and "
             "layer. Use another model"
         )
+    stored = observe_cache(model)
+    counts = dict(zip(geometry.layer_numbers, geometry.layer_kv_groups, strict=True))
+    for number, groups in groups_by_layer.items():
+        if not {*groups} <= {*range(counts.get(number, 0))}:
+            raise BadInput(
+                f"layer {number} of '{model.name}' has {counts.get(number, 0)} KV groups, not {max(groups)}. Name KV "
+                "groups from 0"
+            )
+        if groups and not stored[number].has_groups:
+            raise UnsupportedModel(
+                f"cannot stream KV groups of '{model.name}': layer {number} stores values that all heads share (latent "
+                "attention), of which no KV group can drop a token. Use another model"
+            )
     with capturing(model) as layers:
         for layer, number in enumerate(geometry.layer_numbers):
             layers.stream(layer, groups_by_layer.get(number, ()), window)
         layer_count = model.module.config.get_text_config().num_hidden_layers
-        cache = StreamingCache(groups_by_layer, layer_count, window)
+        cache = StreamingCache(
+            groups_by_layer,
+            [stored[number].limit if number in stored else None for number in range(layer_count)],
+            window,
+        )
         layers.hook_inputs(model.module, cache.read_padding)
         yield cache

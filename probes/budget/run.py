@@ -11,6 +11,7 @@ import pandas as pd
 
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.carried_state import shares_keys_across_layers
+from headscope.forward.stored_cache import observe_cache
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH
 from headscope.prompts.texts import TokenDocument
@@ -320,8 +321,13 @@ class BudgetRunner:
 
     def _cache_rows(self, ranks: pd.DataFrame, model: Model) -> pd.DataFrame:
         """The size of the KV cache at every share and context length."""
+        geometry = model.geometry
         size = partial(
-            cache_bytes, model.geometry, window=self.options.window, bytes_per_value=model.module.dtype.itemsize
+            cache_bytes,
+            observe_cache(model),
+            dict(zip(geometry.layer_numbers, geometry.layer_kv_groups, strict=True)),
+            window=self.options.window,
+            bytes_per_value=model.module.dtype.itemsize,
         )
         rows = []
         for share in [0.0, *self._shares, 1.0]:

@@ -1,7 +1,7 @@
 """The order in which KV groups start to stream, and the size of the KV cache that remains."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ from headscope.base.model_identity import AcceptedWeights
 from headscope.errors import BadInput
 from headscope.runs.run import Run
 from headscope.scores import HeadScores, match_heads, model_heads, read, refuse_other_model
-from headscope.streaming import StreamingWindow
+from headscope.streaming import LayerCache, StreamingWindow
 from probes.budget.declaration import RUN_PATTERN
 
 SIGNS_AND_COLUMNS: Mapping[str, tuple[int, str]] = {
@@ -22,22 +22,6 @@ SIGNS_AND_COLUMNS: Mapping[str, tuple[int, str]] = {
 UNIT = ["layer", "kv_group"]
 STABILITY_SAMPLES = 200
 """Simulated samples of query rows in the stability of an order."""
-
-
-class Geometry(Protocol):
-    """The part of a model's geometry that the cache depends on; one entry per attention layer."""
-
-    @property
-    def layer_numbers(self) -> Sequence[int]: ...
-
-    @property
-    def windows(self) -> Sequence[int | None]: ...
-
-    @property
-    def layer_kv_groups(self) -> Sequence[int]: ...
-
-    @property
-    def layer_head_dims(self) -> Sequence[int]: ...
 
 
 class FixedScores:
@@ -149,10 +133,10 @@ def lowest_groups(ranks: pd.DataFrame, count: int) -> dict[int, tuple[int, ...]]
     return {int(layer): tuple(map(int, part)) for layer, part in by_layer}
 
 
-def kept_tokens(length: int, layer_window: int | None, streaming: StreamingWindow | None) -> int:
+def kept_tokens(length: int, layer_limit: int | None, streaming: StreamingWindow | None) -> int:
     """Tokens that a KV group keeps after `length` tokens: all, or those that a streaming query there could see; at
-    most those in the window of the layer."""
-    first_visible = 0 if layer_window is None else max(0, length - layer_window)
+    most the last `layer_limit`, those in the window of the layer."""
+    first_visible = 0 if layer_limit is None else max(0, length - layer_limit)
     if streaming is None:
         return length - first_visible
     first_recent = max(first_visible, length - streaming.recent)
@@ -160,22 +144,23 @@ def kept_tokens(length: int, layer_window: int | None, streaming: StreamingWindo
 
 
 def cache_bytes(
-    geometry: Geometry,
+    layers: Mapping[int, LayerCache],
+    kv_groups: Mapping[int, int],
     streaming_groups: Mapping[int, Sequence[int]],
     window: StreamingWindow,
     length: int,
     bytes_per_value: int,
 ) -> int:
-    """Bytes of keys and values of one sequence of `length` tokens; `streaming_groups` are by layer number."""
+    """Bytes of keys and values of one sequence of `length` tokens; the first three arguments are by layer number.
+
+    A streaming KV group saves nothing where its layer stores what all heads share (latent attention).
+    """
     total = 0
-    for index, number in enumerate(geometry.layer_numbers):
-        streaming = len(streaming_groups.get(number, ()))
-        full = geometry.layer_kv_groups[index] - streaming
-        if full < 0:
-            raise BadInput(
-                f"{streaming} KV groups cannot stream in layer {number}. Name at most {geometry.layer_kv_groups[index]}"
-            )
-        own_window = geometry.windows[index]
-        tokens = full * kept_tokens(length, own_window, None) + streaming * kept_tokens(length, own_window, window)
-        total += 2 * geometry.layer_head_dims[index] * bytes_per_value * tokens
+    for number, layer in layers.items():
+        groups, streaming = kv_groups[number], len(streaming_groups.get(number, ()))
+        if streaming > groups:
+            raise BadInput(f"{streaming} KV groups cannot stream in layer {number}. Name at most {groups}")
+        all_tokens, streamed = (kept_tokens(length, layer.limit, streams) for streams in (None, window))
+        dropped = streaming * (all_tokens - streamed) if layer.has_groups else 0
+        total += layer.values * bytes_per_value * (groups * all_tokens - dropped) // groups
     return total
