@@ -51,7 +51,7 @@ def render_page_html(content: PageContent, run: Run, view: ViewState, address: s
     if view.selected_heads:
         facts["Selected heads"] = ", ".join(f"L{layer}H{head}" for layer, head in sorted(view.selected_heads))
     facts = {name: text for name, text in facts.items() if text}
-    return report.render_page(content.title, content.introduction, facts, sections)
+    return report.render_page(replace(content, sections=sections), facts)
 
 
 def export_file_name(content: PageContent, run: Run) -> str:

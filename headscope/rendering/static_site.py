@@ -14,10 +14,10 @@ from plotly.offline import get_plotlyjs
 
 from headscope.base.heads import Head
 from headscope.plots.style import GRAPH_CONFIG, TEMPLATE
-from headscope.rendering.blocks import Block, Chart, Link, PageContent, TextTable
+from headscope.rendering.blocks import Link, PageContent, TextTable
 from headscope.rendering.html_page import (
+    BlockRenderer,
     figure_values,
-    gzip_base64,
     template_environment,
     to_json_values,
     to_script_json,
@@ -62,8 +62,7 @@ def render_page(site_page: SitePage, main_pages: Sequence[Link], runs: Sequence[
     """The page as HTML text, with a navigation of links to the main pages."""
     template = template_environment().get_template("site_page.html.jinja")
     root = "../" * site_page.path.count("/")
-    figures: dict[Markup, int] = {}
-    json_by_figure_id: dict[int, Markup] = {}  # by identity: several models may show one figure
+    renderer = BlockRenderer(root, _figure_json)
     contents = list(site_page.content_by_model.values())
     headings = dict.fromkeys(heading for content in contents for heading in content.sections)
     introductions = [
@@ -72,10 +71,7 @@ def render_page(site_page: SitePage, main_pages: Sequence[Link], runs: Sequence[
     ]
     sections = {"": _merge_models(introductions)} if any(introductions) else {}
     for heading in headings:
-        blocks = [
-            [_block_html(block, figures, json_by_figure_id, root) for block in content.sections.get(heading, ())]
-            for content in contents
-        ]
+        blocks = [[*map(renderer.html, content.sections.get(heading, ()))] for content in contents]
         sections[heading] = sections.get(heading, {}) | _merge_models(blocks)
     return template.render(
         root=root,
@@ -86,7 +82,7 @@ def render_page(site_page: SitePage, main_pages: Sequence[Link], runs: Sequence[
         last=str(len(contents) - 1),
         statistic_links=site_page.statistic_links,
         sections=sections,
-        figures=[*map(gzip_base64, figures)],
+        renderer=renderer,
         runs=runs,
     )
 
@@ -102,19 +98,6 @@ def _merge_models(blocks_by_model: Sequence[Sequence[Markup]]) -> dict[Markup, s
         block: "" if len(models) == len(blocks_by_model) else " ".join(map(str, models))
         for block, models in model_indices.items()
     }
-
-
-def _block_html(
-    block: Block, figure_indices: dict[Markup, int], json_by_figure_id: dict[int, Markup], root: str
-) -> Markup:
-    index = 0
-    if isinstance(block, Chart):
-        text = json_by_figure_id.get(id(block.figure)) or json_by_figure_id.setdefault(
-            id(block.figure), _figure_json(block.picture)
-        )
-        index = figure_indices.setdefault(text, len(figure_indices))
-    html: Markup = template_environment().get_template("blocks.html.jinja").module.render_block(block, index, root)  # type: ignore[attr-defined]
-    return html
 
 
 def _figure_json(figure: go.Figure) -> Markup:
