@@ -4,8 +4,8 @@ A page holds its content for every model, and blocks that several models share o
 a time. Pages come as `PageContent` with links to files of the site; this module knows neither the app nor the probes.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import plotly.graph_objects as go
@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from headscope.base.heads import Head
 from headscope.plots.style import GRAPH_CONFIG, TEMPLATE
-from headscope.rendering.blocks import Link, PageContent, TextTable
+from headscope.rendering.blocks import Block, Link, Links, PageContent, RecordTable, TextBlock, TextTable
 from headscope.rendering.html_page import (
     BlockRenderer,
     figure_values,
@@ -41,6 +41,45 @@ class SitePage:
     path: str
     content_by_model: Mapping[str, PageContent]
     statistic_links: Sequence[Link] = ()
+
+
+def static_block(block: Block, to_link: Callable[[Link], Link]) -> Block | None:
+    """The block for a page outside the app, with the links that `to_link` gives: one without a target becomes text.
+
+    Records become a table of text. None if nothing of the block is left.
+    """
+    match block:
+        case Links():
+            return _static_links(block, to_link)
+        case TextBlock():
+            return replace(block, links=block.links and _static_links(block.links, to_link))
+        case RecordTable():
+            names = block.column_names
+            records = [
+                (row.get("href") or "", ["" if row[name] is None else str(row[name]) for name in names])
+                for row in block.rows
+            ]
+            rows = [[Link(cells[0], href), *cells[1:]] for href, cells in records]
+            return static_block(TextTable(block.caption, names, rows), to_link)
+        case TextTable():
+            return replace(block, rows=[[_static_cell(cell, to_link) for cell in row] for row in block.rows])
+        case _:
+            return block
+
+
+def _static_links(block: Links, to_link: Callable[[Link], Link]) -> Links | None:
+    links = [link for link in map(to_link, block.links) if link.href]
+    return Links(links) if links else None
+
+
+def _static_cell(cell: str | Link | Links, to_link: Callable[[Link], Link]) -> str | Link | Links:
+    if isinstance(cell, Links):
+        links = [*map(to_link, cell.links)]
+        return Links(links) if any(link.href for link in links) else ", ".join(link.text for link in links)
+    if isinstance(cell, Link):
+        link = to_link(cell)
+        return link if link.href else link.text
+    return cell
 
 
 def shared_files(heads: Sequence[Head]) -> dict[str, str]:
