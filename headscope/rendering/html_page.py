@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -29,7 +29,7 @@ from plotly.offline import get_plotlyjs
 from headscope.errors import BadInput, CannotWrite
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.rendering import assembly, run_results
-from headscope.rendering.blocks import Block, Card, Chart, ChartGroup, PageContent, RenderContext, TextTable
+from headscope.rendering.blocks import Block, Chart, ChartGroup, PageContent, RenderContext, TextTable
 from headscope.rendering.comparison import comparison_tables
 from headscope.rendering.run_description import declared_tables, describe_run, document_sets, title
 from headscope.rendering.text import explain_columns, head_mask, statistics_table
@@ -185,32 +185,26 @@ def _script_variables() -> dict[str, Any]:
     }
 
 
-def figure_json(figure: go.Figure) -> Markup:
-    """The figure as JSON for a script element."""
-    return to_script_json(figure_values(figure))
-
-
 class BlockRenderer:
-    """Renders the blocks of one page as HTML, and collects their figures as JSON: each once, in order of their numbers.
+    """Renders the blocks of one page as HTML, and collects their figures as JSON in the order of their numbers.
 
-    `root` is the path to the files that links name. Blocks must be kept as long as the renderer.
+    `root` is the path to the files that links name.
     """
 
-    def __init__(self, root: str = "", to_json: Callable[[go.Figure], Markup] = figure_json) -> None:
-        self.figures: dict[Markup, int] = {}
-        """The number of each figure in the HTML."""
-        self._root, self._to_json = root, to_json
-        self._json_by_figure: dict[tuple[int, bool], Markup] = {}  # by identity: several models may show one figure
+    def __init__(self, root: str = "") -> None:
+        self.figures: list[Markup] = []
+        self._root = root
 
     def html(self, block: Block) -> Markup:
         """The block as HTML."""
-        index = 0
-        if isinstance(block, Chart):
-            key = id(block.figure), isinstance(block, Card)
-            text = self._json_by_figure.get(key) or self._json_by_figure.setdefault(key, self._to_json(block.picture))
-            index = self.figures.setdefault(text, len(self.figures))
-        html: Markup = block_macros().render_block(block, index, self._root)
+        number = self.add_figure(block) if isinstance(block, Chart) else 0
+        html: Markup = block_macros().render_block(block, number, self._root)
         return html
+
+    def add_figure(self, chart: Chart) -> int:
+        """The number of the chart's figure on the page."""
+        self.figures.append(to_script_json(figure_values(chart.picture)))
+        return len(self.figures) - 1
 
 
 def to_json_values(value: Any) -> Any:

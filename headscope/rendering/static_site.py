@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from headscope.base.heads import Head
 from headscope.plots.style import GRAPH_CONFIG, TEMPLATE
-from headscope.rendering.blocks import Block, Link, Links, PageContent, RecordTable, TextBlock, TextTable
+from headscope.rendering.blocks import Block, Chart, Link, Links, PageContent, RecordTable, TextBlock, TextTable
 from headscope.rendering.html_page import (
     BlockRenderer,
     figure_values,
@@ -59,7 +59,7 @@ def static_block(block: Block, to_link: Callable[[Link], Link]) -> Block | None:
                 (row.get("href") or "", ["" if row[name] is None else str(row[name]) for name in names])
                 for row in block.rows
             ]
-            rows = [[Link(cells[0], href), *cells[1:]] for href, cells in records]
+            rows: list[list[str | Link | Links]] = [[Link(cells[0], href), *cells[1:]] for href, cells in records]
             return static_block(TextTable(block.caption, names, rows), to_link)
         case TextTable():
             return replace(block, rows=[[_static_cell(cell, to_link) for cell in row] for row in block.rows])
@@ -101,7 +101,7 @@ def render_page(site_page: SitePage, main_pages: Sequence[Link], runs: Sequence[
     """The page as HTML text, with a navigation of links to the main pages."""
     template = template_environment().get_template("site_page.html.jinja")
     root = "../" * site_page.path.count("/")
-    renderer = BlockRenderer(root, _figure_json)
+    renderer = _SiteRenderer(root)
     contents = list(site_page.content_by_model.values())
     headings = dict.fromkeys(heading for content in contents for heading in content.sections)
     introductions = [
@@ -137,6 +137,27 @@ def _merge_models(blocks_by_model: Sequence[Sequence[Markup]]) -> dict[Markup, s
         block: "" if len(models) == len(blocks_by_model) else " ".join(map(str, models))
         for block, models in model_indices.items()
     }
+
+
+class _SiteRenderer(BlockRenderer):
+    """As `BlockRenderer`, but equal figures have one number, because several models may show them.
+
+    It recognises figures by identity: the blocks must be kept as long as the renderer.
+    """
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self._numbers: dict[tuple[int, type[Chart]] | Markup, int] = {}
+
+    def add_figure(self, chart: Chart) -> int:
+        key = id(chart.figure), type(chart)
+        if key not in self._numbers:
+            text = _figure_json(chart.picture)
+            if text not in self._numbers:
+                self._numbers[text] = len(self.figures)
+                self.figures.append(text)
+            self._numbers[key] = self._numbers[text]
+        return self._numbers[key]
 
 
 def _figure_json(figure: go.Figure) -> Markup:
