@@ -114,6 +114,7 @@ def render_report(runs: Sequence[Run]) -> str:
     return page.render(
         title=title(run.models),
         introduction=describe_run(run),
+        facts={},
         cards=[*assembly.overview_cards(context)],
         headlines=run_results.headline_lines(run),
         legend=run_results.LEGEND,
@@ -173,7 +174,7 @@ def _model_table(run: Run) -> TextTable:
 def render_page(content: PageContent, facts: Mapping[str, str] = MappingProxyType({})) -> str:
     """A self-contained page of charts, texts and tables as HTML text; `facts` describe the selection, by name."""
     page = template_environment().get_template("standalone.html.jinja")
-    return page.render(content=content, title=content.title, facts=facts, **_script_variables())
+    return page.render(vars(content), facts=facts, **_script_variables())
 
 
 def _script_variables() -> dict[str, Any]:

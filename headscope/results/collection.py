@@ -37,13 +37,14 @@ def results_of_all_models(run: Run) -> list[Result]:
 
 def results_with_parts(run: Run) -> Iterator[Result]:
     """As `results_of_all_models`, each followed by its parts."""
-    return _with_parts(results_of_all_models(run))
+    return with_parts(results_of_all_models(run))
 
 
-def _with_parts(results: Iterable[Result]) -> Iterator[Result]:
+def with_parts(results: Iterable[Result]) -> Iterator[Result]:
+    """The results, each followed by its parts."""
     for result in results:
         yield result
-        yield from _with_parts(result.parts)
+        yield from with_parts(result.parts)
 
 
 def _compute_for_all_models(run: Run) -> list[Result]:
