@@ -110,8 +110,9 @@ def render_report(runs: Sequence[Run]) -> str:
     chapters = _collect_chapters(context)
     if len(runs) == 2:
         chapters["Changes between the runs"] = _Chapter([*comparison_tables(compare(*in_order_of_time(runs)))])
-    page = template_environment().get_template("report.html.jinja")
-    return page.render(
+    return _render_file(
+        "report.html.jinja",
+        BlockRenderer(),
         title=title(run.models),
         introduction=describe_run(run),
         facts={},
@@ -132,7 +133,6 @@ def render_report(runs: Sequence[Run]) -> str:
         notable_heads=_notable_heads_table(context),
         statistics=_head_statistics(run),
         tables=declared_tables(run),
-        **_script_variables(),
     )
 
 
@@ -173,17 +173,30 @@ def _model_table(run: Run) -> TextTable:
 
 def render_page(content: PageContent, facts: Mapping[str, str] = MappingProxyType({})) -> str:
     """A self-contained page of charts, texts and tables as HTML text; `facts` describe the selection, by name."""
-    page = template_environment().get_template("standalone.html.jinja")
-    return page.render(vars(content), facts=facts, **_script_variables())
+    renderer = BlockRenderer()
+    return _render_file(
+        "standalone.html.jinja",
+        renderer,
+        title=content.title,
+        introduction=content.introduction,
+        facts=facts,
+        sections={name: [(renderer.html(block), "") for block in blocks] for name, blocks in content.sections.items()},
+    )
 
 
-def _script_variables() -> dict[str, Any]:
-    return {
-        "renderer": BlockRenderer(),
-        "plotly": Markup(get_plotlyjs()),
-        "packed_plotly": _packed_plotly(),
-        "config": to_script_json(GRAPH_CONFIG),
-    }
+def _render_file(template: str, renderer: "BlockRenderer", **variables: Any) -> str:
+    """A template of a self-contained file with these variables."""
+    return (
+        template_environment()
+        .get_template(template)
+        .render(
+            **variables,
+            renderer=renderer,
+            plotly=Markup(get_plotlyjs()),
+            packed_plotly=_packed_plotly(),
+            config=to_script_json(GRAPH_CONFIG),
+        )
+    )
 
 
 class BlockRenderer:

@@ -120,7 +120,7 @@ def render_page(site_page: SitePage, main_pages: Sequence[Link], runs: Sequence[
         models=[*site_page.content_by_model],
         last=str(len(contents) - 1),
         statistic_links=site_page.statistic_links,
-        sections=sections,
+        sections={heading: blocks.items() for heading, blocks in sections.items()},
         renderer=renderer,
         runs=runs,
     )
