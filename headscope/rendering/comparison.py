@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -172,9 +172,7 @@ def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
             "before": records([change.before])[0],
             "after": records([change.after])[0],
             "difference": change.difference,
-            "low": None if math.isnan(change.low) else change.low,
-            "high": None if math.isnan(change.high) else change.high,
-            "p_adjusted": None if math.isnan(change.p_adjusted) else change.p_adjusted,
+            **without_nan({name: getattr(change, name) for name in ("low", "high", "p_adjusted")}),
             "paired": change.n,
             "direction": change.direction,
         }
@@ -186,6 +184,11 @@ def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
         "only_before": records(comparison.only_before),
         "only_after": records(comparison.only_after),
     }
+
+
+def without_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as JSON data, with None for NaN."""
+    return {name: None if value != value else value for name, value in values.items()}
 
 
 def print_outcomes(outcomes: Sequence[CheckResult]) -> None:
