@@ -18,12 +18,9 @@ from headscope.rendering.blocks import (
     Chart,
     HeadTable,
     Link,
-    Links,
     PageContent,
-    RecordTable,
-    TextBlock,
-    TextTable,
 )
+from headscope.rendering.static_site import static_block
 from headscope.rendering.text import statistics_table
 from headscope.results.words import count_nouns
 from headscope.runs.run import Run, short_names
@@ -42,7 +39,7 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
 def render_page_html(content: PageContent, run: Run, view: ViewState, address: str = "") -> str:
     """The page as HTML, with its runs, filters, selected heads and the address that it was saved from."""
     sections = {
-        heading: [_printable_block(block, view) for block in blocks if not isinstance(block, Links)]
+        heading: [static for block in blocks if (static := _printable_block(block, view)) is not None]
         for heading, blocks in content.sections.items()
     }
     facts = {"Runs": run.name, "Address": address}
@@ -51,7 +48,7 @@ def render_page_html(content: PageContent, run: Run, view: ViewState, address: s
     if view.selected_heads:
         facts["Selected heads"] = ", ".join(f"L{layer}H{head}" for layer, head in sorted(view.selected_heads))
     facts = {name: text for name, text in facts.items() if text}
-    return report.render_page(content.title, content.introduction, facts, sections)
+    return report.render_page(replace(content, sections=sections), facts)
 
 
 def export_file_name(content: PageContent, run: Run) -> str:
@@ -112,27 +109,14 @@ def _filter_mask(values: pd.Series, column_filter: Mapping[str, Any]) -> pd.Seri
     return pd.Series(True, values.index)
 
 
-def _printable_block(block: Block, view: ViewState) -> Block:
+def _printable_block(block: Block, view: ViewState) -> Block | None:
     """The block for print: selected heads framed, links as text, interactive tables as plain ones."""
     match block:
         case Chart():
             highlight_heads(block.figure, view.selected_heads)
             return block
-        case TextTable():
-            return replace(block, rows=[[_cell_text(cell) for cell in row] for row in block.rows])
-        case TextBlock():
-            return replace(block, links=None)
-        case RecordTable():
-            rows = [[str(row[name] or "") for name in block.column_names] for row in block.rows]
-            return TextTable(block.caption, block.column_names, rows)
         case HeadTable():
             heads = visible_rows(block, view)
             return statistics_table(f"{block.caption}: {count_nouns(len(heads), 'heads')}", heads)
         case _:
-            return block
-
-
-def _cell_text(cell: str | Link | Links) -> str:
-    if isinstance(cell, Links):
-        return ", ".join(link.text for link in cell.links)
-    return cell.text if isinstance(cell, Link) else cell
+            return static_block(block, lambda link: Link(link.text, ""))

@@ -74,7 +74,7 @@ def comparison_page() -> str:
     before = fake_run([mean_of(BEFORE), mean_of(BEFORE, "x.share", model="yarn")], ["base", "yarn"])
     after = fake_run([mean_of(AFTER)], ["base"])
     with (
-        patch("headscope.results.comparison.results_of_all_models", lambda run: run.results),
+        patch("headscope.results.collection.results_of_all_models", lambda run: run.results),
         patch("headscope.results.comparison.questions", lambda: QUESTIONS),
         patch("headscope.rendering.comparison.questions", lambda: QUESTIONS),
     ):

@@ -24,7 +24,7 @@ from headscope.errors import BadRun, CannotWrite
 from headscope.plots import rotary
 from headscope.rendering import assembly, similar_heads
 from headscope.rendering import static_site as pages
-from headscope.rendering.blocks import Chart
+from headscope.rendering.blocks import Chart, Link, Links, RecordTable, TextTable
 from headscope.rendering.text import format_cell
 from headscope.results.collection import all_results
 from headscope.results.words import sentence
@@ -357,3 +357,14 @@ def test_every_head_is_reachable_without_a_server(run: Run, site: Path, chromium
     assert page.locator("html").get_attribute("data-theme") == "dark"
     assert noise == []
     page.close()
+
+
+def test_records_without_targets_are_text_with_zeros_and_empty_cells() -> None:
+    records = RecordTable("trials", [{"name": "a", "score": 0, "note": None, "href": "/trials?trial=a"}])
+    plain = pages.static_block(records, lambda link: Link(link.text, ""))
+    linked = pages.static_block(records, lambda link: link)
+    assert isinstance(plain, TextTable)
+    assert isinstance(linked, TextTable)
+    assert plain.rows == [["a", "0", ""]]
+    assert linked.rows == [[Link("a", "/trials?trial=a"), "0", ""]]
+    assert pages.static_block(Links([Link("all", "/")]), lambda link: Link(link.text, "")) is None

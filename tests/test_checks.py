@@ -34,8 +34,8 @@ from headscope.runs.summary import default_models
 def _fakes(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if "nights" in request.fixturenames:  # on real runs
         return
+    monkeypatch.setattr("headscope.results.collection.results_of_all_models", lambda run: run.results)
     for module in ("comparison", "checks"):
-        monkeypatch.setattr(f"headscope.results.{module}.results_of_all_models", lambda run: run.results)
         monkeypatch.setattr(f"headscope.results.{module}.questions", lambda: QUESTIONS)
 
 
@@ -104,6 +104,12 @@ def test_bounds_relative_to_an_earlier_run_are_paired() -> None:
     assert share.outcome == "passes"
     with refuses(BadInput, "x.loss", "90 %", "--against"):
         outcomes(new, None, result="x.loss", at_least="90 %")
+
+
+def test_what_the_earlier_run_lacks_is_named_with_its_conditions() -> None:
+    later = loss(0, 1, model="yarn", baseline="base", where={"context_length": 512})
+    with refuses(BadInput, "--against", "x.loss for yarn against base, context_length 512", "by label"):
+        outcomes([later], [loss(0, 1)], result="x.loss", rises_at_most=1)
 
 
 def test_a_bound_relative_to_an_estimate_decides_nothing() -> None:

@@ -12,7 +12,8 @@ from support.fake_runs import AFTER, BEFORE, DOCUMENTS, QUESTIONS, fake_run, mea
 from support.refusals import assert_names
 
 from headscope.rendering.comparison import print_comparison, signed
-from headscope.results.comparison import Change, Comparison, SameSamples, change, compare
+from headscope.results.comparison import Change, Comparison, change, compare
+from headscope.results.pairing import RunPair
 from headscope.results.result import Result
 from headscope.runs.aggregation import wilson_interval
 from headscope.runs.column_metadata import Role
@@ -20,7 +21,7 @@ from headscope.runs.column_metadata import Role
 
 @pytest.fixture(autouse=True)
 def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headscope.results.comparison.results_of_all_models", lambda run: run.results)
+    monkeypatch.setattr("headscope.results.collection.results_of_all_models", lambda run: run.results)
     monkeypatch.setattr("headscope.results.comparison.questions", lambda: QUESTIONS)
 
 
@@ -71,7 +72,7 @@ def change_of_outcomes(old: list[float], new: list[float], share: float = 1.0) -
     names = [f"trial-{index}" for index in range(len(old))]
     before, after = (mean_of(values, "x.share", names) for values in (old, new))
     runs = fake_run([before], ["base"]), fake_run([after], ["base"])
-    return change(before, after, SameSamples(*runs, {}), share)
+    return change(before, after, RunPair(*runs), share)
 
 
 def test_paired_proportions_have_an_interval_by_newcombe() -> None:
@@ -122,6 +123,11 @@ def test_runs_of_one_model_each_are_compared_whatever_the_labels_are() -> None:
     assert compare(first, second).changes[0].n == 6
     two = fake_run([mean_of(AFTER, model="step 2")], ["step 2", "step 3"])
     assert not compare(first, two).changes
+
+
+def test_results_about_no_model_are_compared_if_only_one_run_has_models() -> None:
+    runs = [fake_run([mean_of(BEFORE, model="")], ["base"]), fake_run([mean_of(AFTER, model="")], [])]
+    assert [len(compare(*pair).changes) for pair in (runs, runs[::-1])] == [1, 1]
 
 
 @pytest.mark.parametrize("digest", ["same", "other"])
@@ -185,7 +191,7 @@ def test_swapping_the_runs_changes_the_sign_only(values: list[tuple[float, float
     for digest in ("same", "other"):
         runs = fake_run([old], ["base"]), fake_run([new], ["base"], digest)
         forward, backward = (
-            change(first, second, SameSamples(*pair, {}))
+            change(first, second, RunPair(*pair))
             for (first, second), pair in (((old, new), runs), ((new, old), runs[::-1]))
         )
         assert isinstance(forward, Change)

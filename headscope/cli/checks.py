@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -87,17 +87,12 @@ def check(
         from headscope.rendering.junit import write_junit
 
         write_junit(outcomes, checked.name, junit)
-    if as_json:
-        print(json.dumps([_to_dict(outcome) for outcome in outcomes]))
-    else:
-        from headscope.rendering.comparison import print_outcomes
+    from headscope.rendering.comparison import print_outcomes, without_nan
 
+    if as_json:
+        print(json.dumps([without_nan(asdict(outcome)) for outcome in outcomes]))
+    else:
         print_outcomes(outcomes)
     kinds = {outcome.outcome for outcome in outcomes}
     if code := FAILED if "fails" in kinds else UNDECIDED if "undecided" in kinds else 0:
         raise typer.Exit(code)
-
-
-def _to_dict(outcome: Any) -> dict[str, Any]:
-    """The outcome as JSON data, with None for NaN."""
-    return {name: None if value != value else value for name, value in asdict(outcome).items()}

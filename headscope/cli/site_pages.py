@@ -7,7 +7,7 @@ baselines; a link that needs them becomes plain text.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -20,8 +20,8 @@ from dashboards.run_store import RunStore, Scan
 from dashboards.view_state import describe_statistic, parse_head
 from headscope.base.heads import Head
 from headscope.rendering import assembly
-from headscope.rendering.blocks import Block, HeadTable, Link, Links, PageContent, RecordTable, TextBlock, TextTable
-from headscope.rendering.static_site import SitePage, SortableTable
+from headscope.rendering.blocks import Block, HeadTable, Link, PageContent, TextBlock
+from headscope.rendering.static_site import SitePage, SortableTable, static_block
 from headscope.rendering.text import statistics_table
 from headscope.results.words import count_nouns
 from headscope.runs.column_metadata import statistic
@@ -112,9 +112,11 @@ class SitePages:
         if page is overview:
             terms = [f"{term.word}: {term.definition}" for term in assembly.collect_glossary(self.run)]
             blocks["How to read this"] = [TextBlock(terms, "Glossary", collapsed=True)]
+        to_link = partial(self._file_link, model=model)
+        tables = {heading: map(_without_grid, parts) for heading, parts in blocks.items()}
         sections = {
-            heading: [linked for part in parts if (linked := self._with_file_links(part, model)) is not None]
-            for heading, parts in blocks.items()
+            heading: [static for part in parts if (static := static_block(part, to_link)) is not None]
+            for heading, parts in tables.items()
         }
         return replace(content, sections={heading: parts for heading, parts in sections.items() if parts})
 
@@ -129,31 +131,6 @@ class SitePages:
         # A comparison uses the first statistic: the rest of its page is the same for every statistic.
         for name in names if is_per_model and "stat" in controls else [""]:
             yield Address(page.PATH, name, is_per_model)
-
-    def _with_file_links(self, part: Block, model: str) -> Block | None:
-        """The block with links between files; None if nothing of it is left."""
-        match part:
-            case Links():
-                links = [linked for link in part.links if (linked := self._file_link(link, model)).href]
-                return Links(links) if links else None
-            case TextBlock():
-                text_links = None if part.links is None else self._with_file_links(part.links, model)
-                return replace(part, links=text_links if isinstance(text_links, Links) else None)
-            case HeadTable() | RecordTable():
-                table = _head_table(part) if isinstance(part, HeadTable) else _record_table(part)
-                return self._with_file_links(table, model)
-            case TextTable():
-                kind = SortableTable if isinstance(part, SortableTable) else TextTable
-                return kind(
-                    part.caption, part.column_names, [[self._cell(cell, model) for cell in row] for row in part.rows]
-                )
-            case _:
-                return part
-
-    def _cell(self, cell: str | Link | Links, model: str) -> str | Link | Links:
-        if isinstance(cell, Links):
-            return Links([self._file_link(link, model) for link in cell.links])
-        return self._file_link(cell, model) if isinstance(cell, Link) else cell
 
     def _file_link(self, link: Link, model: str) -> Link:
         """The link to a file, from the view of `model`; without a target if the site has no such file."""
@@ -185,8 +162,10 @@ def _has_content(page: Page, run: Run) -> bool:
     return page is not runs and (page is overview or bool(page.controls(run)))
 
 
-def _head_table(part: HeadTable) -> TextTable:
-    """The heads with the statistic of the page; every other statistic has its own page."""
+def _without_grid(part: Block) -> Block:
+    """The block; for a table of heads the heads with the statistic of the page: every other one has its own page."""
+    if not isinstance(part, HeadTable):
+        return part
     name = part.highlighted_column
     columns = ("kv_group", name, f"{name}_low", f"{name}_high", "baseline", "change")
     selected = part.heads[[column for column in columns if column in part.heads]]
@@ -197,10 +176,3 @@ def _head_table(part: HeadTable) -> TextTable:
         for (layer, number), row in zip(identifiers, table.rows, strict=True)
     ]
     return SortableTable(table.caption, ["head", *table.column_names], rows)
-
-
-def _record_table(part: RecordTable) -> TextTable:
-    first, *names = part.column_names or [""]
-    rows: list[list[str | Link | Links]]
-    rows = [[Link(str(row[first]), row.get("href") or ""), *(str(row[name]) for name in names)] for row in part.rows]
-    return TextTable(part.caption, [first, *names], rows)

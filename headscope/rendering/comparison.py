@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -14,6 +14,7 @@ from headscope.rendering.blocks import TextTable
 from headscope.rendering.console import bold, print_line, print_table
 from headscope.results.checks import CheckResult
 from headscope.results.comparison import Change, Comparison, RoleChange
+from headscope.results.pairing import MATCHING
 from headscope.results.questions import questions
 from headscope.results.result import Result
 from headscope.results.table import results_table
@@ -48,7 +49,7 @@ def print_comparison(before: str, after: str, comparison: Comparison, show_all: 
         f"{percent(SIGNIFICANCE)}), {without:,} have no interval of the difference. In brackets: 95 % confidence "
         "intervals."
         if comparison.changes
-        else "The runs have no result in common. Models are matched by label, unless both runs have one model."
+        else f"The runs have no result in common. {MATCHING}."
     )
     if comparison.roles:
         roles = [dict(zip(ROLE_COLUMNS, role_row(change), strict=True)) for change in comparison.roles]
@@ -79,8 +80,6 @@ def comparison_tables(comparison: Comparison) -> list[TextTable]:
 def change_row(change: Change) -> list[str]:
     """A change as texts by `CHANGE_COLUMNS`."""
     question = questions()[change.after.question]
-    conditions = ", ".join(f"{name} {value}" for name, value in change.after.where.items())
-    against = f" against {change.after.baseline}" if change.after.baseline else ""
     unit = f" {question.value_unit}" if question.value_unit else ""
     difference = signed(change.difference, question.number)
     if math.isfinite(change.low):
@@ -89,8 +88,8 @@ def change_row(change: Change) -> list[str]:
         difference = f"{difference.removesuffix(POINTS)} ({ends[0]} to {ends[1]}){points}"
     pairing = "unpaired" if change.n is None else f"{change.n} paired"
     return [
-        f"{change.after.question}{f' ({conditions})' if conditions else ''}",
-        f"{change.after.model}{against}",
+        f"{change.after.question}{f' ({change.after.conditions})' if change.after.where else ''}",
+        change.after.models,
         _value(change.before, question.number),
         f"{_value(change.after, question.number)}{unit}",
         difference,
@@ -173,9 +172,7 @@ def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
             "before": records([change.before])[0],
             "after": records([change.after])[0],
             "difference": change.difference,
-            "low": None if math.isnan(change.low) else change.low,
-            "high": None if math.isnan(change.high) else change.high,
-            "p_adjusted": None if math.isnan(change.p_adjusted) else change.p_adjusted,
+            **without_nan({name: getattr(change, name) for name in ("low", "high", "p_adjusted")}),
             "paired": change.n,
             "direction": change.direction,
         }
@@ -187,6 +184,11 @@ def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
         "only_before": records(comparison.only_before),
         "only_after": records(comparison.only_after),
     }
+
+
+def without_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as JSON data, with None for NaN."""
+    return {name: None if value != value else value for name, value in values.items()}
 
 
 def print_outcomes(outcomes: Sequence[CheckResult]) -> None:

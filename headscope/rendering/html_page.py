@@ -12,8 +12,10 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -27,12 +29,11 @@ from plotly.offline import get_plotlyjs
 from headscope.errors import BadInput, CannotWrite
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.rendering import assembly, run_results
-from headscope.rendering.blocks import Block, Chart, RenderContext, TextTable
-from headscope.rendering.chapters import Chapter, collect_chapters
+from headscope.rendering.blocks import Block, Chart, ChartGroup, PageContent, RenderContext, TextTable
 from headscope.rendering.comparison import comparison_tables
 from headscope.rendering.run_description import declared_tables, describe_run, document_sets, title
 from headscope.rendering.text import explain_columns, head_mask, statistics_table
-from headscope.results.collection import all_results
+from headscope.results.collection import all_results, results_by_probe
 from headscope.results.comparison import compare, in_order_of_time
 from headscope.results.questions import MODELS_TOPIC
 from headscope.results.words import sentence
@@ -106,16 +107,16 @@ def render_report(runs: Sequence[Run]) -> str:
     """The report as HTML text."""
     run = combine_runs(runs)
     context = assembly.render_context(run)
-    cards = [*assembly.overview_cards(context)]
-    chapters = {**collect_chapters(context)}
+    chapters = _collect_chapters(context)
     if len(runs) == 2:
-        chapters["Changes between the runs"] = Chapter([*comparison_tables(compare(*in_order_of_time(runs)))])
-    figures = {"": cards, **{title: chapter.blocks for title, chapter in chapters.items()}}
-    page = template_environment().get_template("report.html.jinja")
-    return page.render(
+        chapters["Changes between the runs"] = _Chapter([*comparison_tables(compare(*in_order_of_time(runs)))])
+    return _render_file(
+        "report.html.jinja",
+        BlockRenderer(),
         title=title(run.models),
         introduction=describe_run(run),
-        cards=cards,
+        facts={},
+        cards=[*assembly.overview_cards(context)],
         headlines=run_results.headline_lines(run),
         legend=run_results.LEGEND,
         warnings=[*run_results.warning_lines(run), *assembly.dropped_row_notes(run)],
@@ -132,7 +133,35 @@ def render_report(runs: Sequence[Run]) -> str:
         notable_heads=_notable_heads_table(context),
         statistics=_head_statistics(run),
         tables=declared_tables(run),
-        **_script_variables(figures),
+    )
+
+
+@dataclass
+class _Chapter:
+    """The charts of a chapter, and the sentences about its results by topic."""
+
+    blocks: list[Block] = field(default_factory=list)
+    sentences: dict[str, list[str]] = field(default_factory=dict)
+
+
+def _collect_chapters(context: RenderContext) -> dict[str, _Chapter]:
+    """The chapters of a report by title. Claims and notes on models are not part of them."""
+    chapters: dict[str, _Chapter] = {}
+    groups_by_probe: dict[str, list[ChartGroup]] = {}
+    for probe, group in assembly.drawn_groups(context):
+        groups_by_probe.setdefault(probe.name, []).append(group)
+        chapters.setdefault(group.chapter, _Chapter()).blocks.extend(group.charts)
+    for name, results in results_by_probe(context.run).items():
+        for topic, sentences in run_results.sentences_by_topic(results).items():
+            chapter = chapters.setdefault(_chapter_title(topic, groups_by_probe.get(name, ())), _Chapter())
+            chapter.sentences.setdefault(topic, []).extend(sentences)
+    return chapters
+
+
+def _chapter_title(topic: str, groups: Sequence[ChartGroup]) -> str:
+    """The chapter of a probe that is about the topic, else its first one; the topic itself if it has no charts."""
+    return next(
+        (group.chapter for group in groups if assembly.is_about(group, topic)), groups[0].chapter if groups else topic
     )
 
 
@@ -142,24 +171,54 @@ def _model_table(run: Run) -> TextTable:
     return statistics_table(" ".join([caption, *explain_columns(map(str, frame))]), frame)
 
 
-def render_page(
-    title: str, introduction: str, facts: Mapping[str, str], sections: Mapping[str, Sequence[Block]]
-) -> str:
+def render_page(content: PageContent, facts: Mapping[str, str] = MappingProxyType({})) -> str:
     """A self-contained page of charts, texts and tables as HTML text; `facts` describe the selection, by name."""
-    page = template_environment().get_template("standalone.html.jinja")
-    return page.render(
-        title=title, introduction=introduction, facts=facts, sections=sections, **_script_variables(sections)
+    renderer = BlockRenderer()
+    return _render_file(
+        "standalone.html.jinja",
+        renderer,
+        title=content.title,
+        introduction=content.introduction,
+        facts=facts,
+        sections={name: [(renderer.html(block), "") for block in blocks] for name, blocks in content.sections.items()},
     )
 
 
-def _script_variables(sections: Mapping[str, Sequence[Block]]) -> dict[str, Any]:
-    charts = [block for blocks in sections.values() for block in blocks if isinstance(block, Chart)]
-    return {
-        "plotly": Markup(get_plotlyjs()),
-        "packed_plotly": _packed_plotly(),
-        "figures": [to_script_json(figure_values(chart.picture)) for chart in charts],
-        "config": to_script_json(GRAPH_CONFIG),
-    }
+def _render_file(template: str, renderer: "BlockRenderer", **variables: Any) -> str:
+    """A template of a self-contained file with these variables."""
+    return (
+        template_environment()
+        .get_template(template)
+        .render(
+            **variables,
+            renderer=renderer,
+            plotly=Markup(get_plotlyjs()),
+            packed_plotly=_packed_plotly(),
+            config=to_script_json(GRAPH_CONFIG),
+        )
+    )
+
+
+class BlockRenderer:
+    """Renders the blocks of one page as HTML, and collects their figures as JSON in the order of their numbers.
+
+    `root` is the path to the files that links name.
+    """
+
+    def __init__(self, root: str = "") -> None:
+        self.figures: list[Markup] = []
+        self._root = root
+
+    def html(self, block: Block) -> Markup:
+        """The block as HTML."""
+        number = self.add_figure(block) if isinstance(block, Chart) else 0
+        html: Markup = block_macros().render_block(block, number, self._root)
+        return html
+
+    def add_figure(self, chart: Chart) -> int:
+        """The number of the chart's figure on the page."""
+        self.figures.append(to_script_json(figure_values(chart.picture)))
+        return len(self.figures) - 1
 
 
 def to_json_values(value: Any) -> Any:
@@ -293,6 +352,11 @@ def _packed_plotly() -> str:
     return gzip_base64(get_plotlyjs())
 
 
+def block_macros() -> Any:
+    """The macros of `blocks.html.jinja`."""
+    return template_environment().get_template("blocks.html.jinja").module
+
+
 @cache
 def template_environment() -> jinja2.Environment:
     """The jinja environment of all report templates."""
@@ -303,5 +367,5 @@ def template_environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["sha256"] = _csp_hash
+    environment.filters |= {"sha256": _csp_hash, "gzip_base64": gzip_base64}
     return environment

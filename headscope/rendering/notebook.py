@@ -12,12 +12,13 @@ from typing import Any, overload
 
 import pandas as pd
 import plotly.io as pio
+from markupsafe import Markup
 from plotly.io.base_renderers import PlotlyRenderer
 
 from headscope.errors import BadInput, did_you_mean
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.rendering import assembly, html_page, run_results
-from headscope.rendering.blocks import Block, Chart, ChartGroup, Links, TextBlock
+from headscope.rendering.blocks import Block, Card, Chart, ChartGroup, Links, PageContent, TextBlock
 from headscope.rendering.figure_files import save_chart
 from headscope.rendering.run_description import describe_run
 from headscope.rendering.text import head_mask, statistics_table
@@ -32,33 +33,30 @@ Bundle = dict[str, Any]
 """An output of a notebook by MIME type."""
 
 
-@dataclass(frozen=True)
-class Page:
-    """Texts, tables and charts in sections, as a notebook displays them. `facts` describe the selection, by name."""
-
-    title: str
-    introduction: str
-    facts: Mapping[str, str]
-    sections: Mapping[str, Sequence[Block]]
+class Page(PageContent):
+    """A page as a notebook displays it."""
 
     def html(self) -> str:
         """A self-contained page in an iframe, which isolates its styles and scripts from the notebook."""
-        page = escape(html_page.render_page(self.title, self.introduction, self.facts, self.sections))
+        page = escape(html_page.render_page(self))
         return (
             f'<iframe srcdoc="{page}" title="{escape(self.title)}" style="width:100%;height:600px;border:0"></iframe>'
         )
 
     def outputs(self) -> Iterator[Bundle]:
         """The page in parts: HTML without styles, and figures for plotly's viewer."""
-        template: Any = html_page.template_environment().get_template("notebook.html.jinja").module
-        yield {"text/html": template.opening(self.title, self.introduction, self.facts)}
+        renderer = html_page.BlockRenderer()
+        introduction = Markup("\n<p>{}</p>").format(self.introduction) if self.introduction else ""
+        yield {"text/html": Markup("<h2>{}</h2>{}").format(self.title, introduction)}
         for heading, blocks in self.sections.items():
             if heading:
                 yield {"text/html": f"<h3>{escape(heading)}</h3>"}
             for block in blocks:
                 if isinstance(block, Chart):
                     yield _figure_bundle(block)
-                yield {"text/html": template.text(block)}
+                    yield {"text/html": _caption(block)}
+                else:
+                    yield {"text/html": renderer.html(block)}
 
     def display(self) -> None:
         """Show the page in the notebook, in parts if plotly's default renderer says that there is a viewer."""
@@ -75,6 +73,12 @@ def _figure_bundle(chart: Chart) -> Bundle:
     return {PLOTLY_MIME_TYPE: {**figure, "config": GRAPH_CONFIG}, "text/plain": chart_title(chart)}
 
 
+def _caption(chart: Chart) -> Markup:
+    if isinstance(chart, Card):
+        return Markup("<p><b>{}</b> {}</p>").format(chart.question, chart.caption)
+    return Markup("<div>{}</div>").format(html_page.block_macros().caption(chart))
+
+
 @dataclass(frozen=True, repr=False)
 class NotebookChart(Chart):
     """A chart that a notebook displays with its caption."""
@@ -88,7 +92,7 @@ class NotebookChart(Chart):
         return save_chart(self, path, width)
 
     def _page(self) -> Page:
-        return Page(chart_title(self), "", {}, {"": [self]})
+        return Page(chart_title(self), "", {"": [self]})
 
     def _ipython_display_(self) -> None:
         self._page().display()
@@ -145,7 +149,7 @@ class NotebookCharts(Sequence[NotebookChart]):
 
     def _page(self) -> Page:
         blocks = [block for block in self.blocks if not isinstance(block, Links)]  # links lead to pages of the app
-        return Page(self.title, " ".join(self.sentences), {}, {"": blocks})
+        return Page(self.title, " ".join(self.sentences), {"": blocks})
 
     def _ipython_display_(self) -> None:
         self._page().display()
@@ -170,7 +174,7 @@ def run_page(run: Run) -> Page:
         "Tables": [TextBlock([*run.tables], "Tables of the run", collapsed=True)],
     }
     shown_sections = {heading: blocks for heading, blocks in sections.items() if blocks}
-    return Page(run.name, describe_run(run), {}, shown_sections)
+    return Page(run.name, describe_run(run), shown_sections)
 
 
 def findings(run: Run) -> pd.DataFrame:

@@ -5,16 +5,16 @@ and else is undecided.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 from headscope.errors import BadInput, did_you_mean
 from headscope.results.check_file import Check, Share
-from headscope.results.collection import results_of_all_models
-from headscope.results.comparison import Change, SameSamples, change, matching_labels
+from headscope.results.collection import results_with_parts
+from headscope.results.comparison import Change, change
 from headscope.results.head_statistics import HEAD_QUESTION, head_statistic, statistic_change
+from headscope.results.pairing import MATCHING, RunPair
 from headscope.results.questions import questions
 from headscope.results.result import Bound, Result, Scalar
 from headscope.results.verdicts import samples_needed
@@ -54,24 +54,15 @@ def run_checks(run: Run, checks: Iterable[Check], earlier: Run | None = None) ->
 
     Raises BadInput for a check that matches nothing, or that needs an earlier run if there is none.
     """
-    return [outcome for check in checks for outcome in _outcomes(run, check, earlier)]
+    runs = None if earlier is None else RunPair(earlier, run)
+    return [outcome for check in checks for outcome in _outcomes(run, check, runs)]
 
 
-def _outcomes(run: Run, check: Check, earlier: Run | None) -> Iterator[CheckResult]:
-    if check.needs_earlier_run and earlier is None:
+def _outcomes(run: Run, check: Check, runs: RunPair | None) -> Iterator[CheckResult]:
+    if check.needs_earlier_run and runs is None:
         raise BadInput(f"check '{check.title}' is relative to another run. Give that run with --against")
-    results = _subjects(run, check)
-    if not check.needs_earlier_run or earlier is None:
-        yield from (_judge(check, result, result) for result in results)
-        return
-    labels = matching_labels(earlier, run)
-    same = SameSamples(earlier, run, labels)
-    for result in results:
-        old = _counterpart(earlier, check, result, labels)
-        bound = getattr(check, check.bound_name)
-        share = bound.value if isinstance(bound, Share) else 1.0
-        compare_results = change if check.statistic is None else partial(statistic_change, earlier, run, check)
-        yield _judge(check, result, compare_results(old, result, same, share))
+    for result in _subjects(run, check):
+        yield _judge(check, result, _change(runs, check, result) if runs and check.needs_earlier_run else result)
 
 
 def _judge(check: Check, result: Result, compared: Result | Change) -> CheckResult:
@@ -155,7 +146,7 @@ def _subjects(run: Run, check: Check) -> list[Result]:
 
 
 def _matching_results(run: Run, check: Check) -> list[Result]:
-    results = [result for result in _with_parts(results_of_all_models(run)) if not math.isnan(result.value)]
+    results = [result for result in results_with_parts(run) if result.has_value]
     of_question = [result for result in results if result.question == check.result]
     names = sorted({result.question for result in results})
     if not of_question:
@@ -173,7 +164,7 @@ def _matching_results(run: Run, check: Check) -> list[Result]:
     if not matching:
         wanted = {"model": check.model, **check.where}
         texts = ", ".join(f"{name} {value}" for name, value in wanted.items() if value is not None)
-        conditions = "; ".join(dict.fromkeys(_conditions(result) for result in of_question))
+        conditions = "; ".join(dict.fromkeys(map(_place, of_question)))
         raise BadInput(
             f"check '{check.title}' matches no result for {texts}. The run has {check.result} for: {conditions}"
         )
@@ -183,12 +174,6 @@ def _matching_results(run: Run, check: Check) -> list[Result]:
 def _meets(result: Result, name: str, value: Scalar) -> bool:
     actual = result.baseline if name == "baseline" else result.where.get(name)
     return actual == value or str(actual) == str(value)
-
-
-def _with_parts(results: Iterable[Result]) -> Iterator[Result]:
-    for result in results:
-        yield result
-        yield from _with_parts(result.parts)
 
 
 def _models_with_statistic(run: Run, check: Check) -> list[str]:
@@ -204,30 +189,25 @@ def _models_with_statistic(run: Run, check: Check) -> list[str]:
     return [model for model in run.models if model in measured]
 
 
-def _counterpart(earlier: Run, check: Check, result: Result, labels: Mapping[str, str]) -> Result:
-    """The same result in the earlier run. Raises BadInput if it has none."""
-    model = labels.get(result.model, result.model)
-    if check.statistic is not None:
-        if model in earlier.models and check.statistic in earlier.heads:
-            return head_statistic(earlier, check, model)
-    else:
-        baseline = labels.get(result.baseline, result.baseline)
-        for old in _with_parts(results_of_all_models(earlier)):
-            if (old.question, old.model, old.baseline) == (result.question, model, baseline) and dict(
-                old.where
-            ) == dict(result.where):
-                return old
-    raise BadInput(
-        f"check '{check.title}': the run of --against has no {check.measure} of model '{model}'. Measure it there, too"
-    )
+def _change(runs: RunPair, check: Check, result: Result) -> Change:
+    """The change since the earlier run. Raises BadInput if that has no such result."""
+    bound = getattr(check, check.bound_name)
+    share = bound.value if isinstance(bound, Share) else 1.0
+    if check.statistic is None:
+        if old := runs.partner(result):
+            return change(old, result, runs, share)
+    elif (model := runs.earlier_label(result.model)) in runs.before.models and check.statistic in runs.before.heads:
+        return statistic_change(check, head_statistic(runs.before, check, model), result, runs, share)
+    missing = " for ".join(filter(None, [check.measure, _place(result)]))
+    raise BadInput(f"check '{check.title}': the run of --against has no {missing}. {MATCHING}. Measure it there, too")
 
 
 def _subject(check: Check, result: Result) -> str:
     """What was compared: model, conditions and head."""
-    return _conditions(result) if check.statistic is None else f"{result.model}: {check.measure}"
+    if check.statistic is not None:
+        return f"{result.model}: {check.measure}"
+    return ", ".join(filter(None, [_place(result), result.unit]))
 
 
-def _conditions(result: Result) -> str:
-    parts = [f"{name} {value}" for name, value in result.where.items()]
-    against = f"{result.model} against {result.baseline}" if result.baseline else result.model
-    return ", ".join(part for part in (against, *parts, result.unit) if part)
+def _place(result: Result) -> str:
+    return ", ".join(filter(None, [result.models, result.conditions]))

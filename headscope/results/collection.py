@@ -35,6 +35,18 @@ def results_of_all_models(run: Run) -> list[Result]:
     return run.derived(_compute_for_all_models)
 
 
+def results_with_parts(run: Run) -> Iterator[Result]:
+    """As `results_of_all_models`, each followed by its parts."""
+    return with_parts(results_of_all_models(run))
+
+
+def with_parts(results: Iterable[Result]) -> Iterator[Result]:
+    """The results, each followed by its parts."""
+    for result in results:
+        yield result
+        yield from with_parts(result.parts)
+
+
 def _compute_for_all_models(run: Run) -> list[Result]:
     return all_results(run if run.models == default_models(run) else run.with_all_models())
 

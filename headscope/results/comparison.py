@@ -1,7 +1,7 @@
 """Two runs compared: their results with equal keys side by side, and the heads that gained or lost a role."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,7 +11,8 @@ import pandas as pd
 from scipy.special import stdtr, stdtrit
 
 from headscope.base.heads import Head
-from headscope.results.collection import results_of_all_models
+from headscope.results.collection import results_with_parts
+from headscope.results.pairing import RunPair
 from headscope.results.questions import questions
 from headscope.results.result import Result
 from headscope.runs.aggregation import (
@@ -27,9 +28,6 @@ from headscope.runs.run import Run
 
 FloatArray = npt.NDArray[np.float64]
 Direction = Literal["better", "worse", "higher", "lower", "no clear change", "unknown"]
-
-_TEXT_INPUTS = ("the texts", "the haystacks", "the needles", "the prompt", "the questions")
-"""Beginnings of the names of inputs that are texts or prompts, in run.json."""
 
 
 @dataclass(frozen=True)
@@ -118,21 +116,25 @@ def compare(before: Run, after: Run) -> Comparison:
     Models are matched by label; two runs of one model each are compared whatever the labels are. Changes are corrected
     for their number: at most 5 % of the clear ones are expected to be due to chance (Benjamini-Hochberg).
     """
-    labels = matching_labels(before, after)
-    earlier = {result.key: result for result in _with_values(results_of_all_models(before))}
-    later = {_key_in(result, labels): result for result in _with_values(results_of_all_models(after))}
-    same = SameSamples(before, after, labels)
-    changes = [change(earlier[key], later[key], same) for key in later if key in earlier]
+    runs = RunPair(before, after)
+    earlier, later = ([result for result in results_with_parts(run) if result.has_value] for run in (before, after))
+    pairs = [(runs.partner(result), result) for result in later]
+    changes = [change(old, new, runs) for old, new in pairs if old is not None and old.has_value]
     p = pd.Series([item.p for item in changes], dtype="float64")
     adjusted = adjust_p_values(p.dropna()).reindex(p.index)
     changes = [replace(item, p_adjusted=float(q)) for item, q in zip(changes, adjusted, strict=True)]
     order = p.sort_values(kind="stable").index
     return Comparison(
         tuple(changes[index] for index in order),
-        tuple(_role_changes(before, after, labels)),
-        tuple(result for key, result in earlier.items() if key not in later),
-        tuple(result for key, result in later.items() if key not in earlier),
+        tuple(_role_changes(runs)),
+        _without([item.before for item in changes], earlier),
+        _without([item.after for item in changes], later),
     )
+
+
+def _without(compared: Iterable[Result], results: Iterable[Result]) -> tuple[Result, ...]:
+    keys = {result.key for result in compared}
+    return tuple(result for result in results if result.key not in keys)
 
 
 def in_order_of_time(runs: Iterable[Run]) -> list[Run]:
@@ -140,19 +142,13 @@ def in_order_of_time(runs: Iterable[Run]) -> list[Run]:
     return sorted(runs, key=lambda run: str(run.manifest.get("started", "")))
 
 
-def matching_labels(before: Run, after: Run) -> Mapping[str, str]:
-    """The label in the earlier run by that in the later one, where they differ: two runs of one model each."""
-    (old, *more_old), (new, *more_new) = (before.models or [""]), (after.models or [""])
-    return {} if more_old or more_new or old == new else {new: old}
-
-
-def change(before: Result, after: Result, same: "SameSamples", share: float = 1.0) -> Change:
+def change(before: Result, after: Result, runs: RunPair, share: float = 1.0) -> Change:
     """The later value minus `share` times the earlier one, with its interval.
 
     Values of two heads are not paired: each was selected as the largest, which its own interval allows for.
     """
     difference = after.value - share * before.value
-    common = same.names(before, after) if before.unit == after.unit else []
+    common = runs.same_samples(before, after) if before.unit == after.unit else []
     if len(common) >= MIN_DOCUMENTS and before.is_exact and after.is_exact:
         old, new = (np.array([result.by_sample[name] for name in common], float) for result in (before, after))
         low, high = _paired_interval(old, new, share)
@@ -205,65 +201,9 @@ def _unpaired_interval(before: Result, after: Result, share: float) -> tuple[flo
     return difference_interval((after.value, after.low, after.high), earlier)
 
 
-class SameSamples:
-    """Which documents, pairs or trials of two runs are the same, by the digests in their run.json.
-
-    Samples without a digest count as different: runs of earlier versions stored none.
-    """
-
-    def __init__(self, before: Run, after: Run, labels: Mapping[str, str]) -> None:
-        self._documents = tuple(_documents(run) for run in (before, after))
-        prompts = _text_inputs(before, {})
-        self._has_same_prompts = bool(prompts) and prompts == _text_inputs(after, labels)
-
-    def names(self, before: Result, after: Result) -> list[str]:
-        """The names of the samples that both results have and that are equal."""
-        old, new = (
-            documents.get(result.model, {}) for documents, result in zip(self._documents, (before, after), strict=True)
-        )
-        return [
-            name
-            for name in after.by_sample
-            if name in before.by_sample
-            and (old[name] == new[name] if name in old and name in new else self._has_same_prompts)
-        ]
-
-
-def _documents(run: Run) -> dict[str, dict[str, str]]:
-    return {model["label"]: model.get("documents_sha256") or {} for model in run.manifest["models"]}
-
-
-def _text_inputs(run: Run, labels: Mapping[str, str]) -> dict[str, str]:
-    """Digests of the texts and prompts of a run, with the models by their labels in the earlier run."""
-    inputs = {}
-    for part in run.parts:
-        for name, digest in (part.manifest.get("inputs") or {}).items():
-            if name.startswith(_TEXT_INPUTS):
-                renamed = name
-                for new, old in labels.items():
-                    renamed = renamed.replace(f"'{new}'", f"'{old}'")
-                inputs[renamed] = digest
-    return inputs
-
-
-def _with_values(results: Iterable[Result]) -> Iterable[Result]:
-    """The results that have a value, with their parts."""
-    for result in results:
-        if not math.isnan(result.value):
-            yield result
-        yield from _with_values(result.parts)
-
-
-def _key_in(result: Result, labels: Mapping[str, str]) -> tuple[str, ...]:
-    """The key of a result with the models by their labels in the earlier run."""
-    names = {name: labels.get(getattr(result, name), getattr(result, name)) for name in ("model", "baseline")}
-    return replace(result, **names).key
-
-
-def _role_changes(before: Run, after: Run, labels: Mapping[str, str]) -> Iterable[RoleChange]:
-    for model in after.models:
-        old_label = labels.get(model, model)
-        old, new = _heads_of(before, old_label), _heads_of(after, model)
+def _role_changes(runs: RunPair) -> Iterable[RoleChange]:
+    for model in runs.after.models:
+        old, new = _heads_of(runs.before, runs.earlier_label(model)), _heads_of(runs.after, model)
         for role in roles():
             if len(old) and len(new) and is_role_measured(old, role) and is_role_measured(new, role):
                 earlier, later = _members(old, role), _members(new, role)

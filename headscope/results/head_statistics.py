@@ -10,7 +10,8 @@ import pandas as pd
 from headscope.base.heads import estimate_mask, parse_head
 from headscope.errors import BadInput
 from headscope.results.check_file import Check
-from headscope.results.comparison import Change, SameSamples, change
+from headscope.results.comparison import Change, change
+from headscope.results.pairing import RunPair
 from headscope.results.result import Result
 from headscope.runs.aggregation import Samples, collect_samples
 from headscope.runs.column_metadata import exceeds, falls_below, parse_column, statistic
@@ -72,22 +73,20 @@ def _aggregate(check: Check, values: pd.Series) -> float:
     return float(falls_below(values, check.count_below).sum())
 
 
-def statistic_change(
-    earlier: Run, run: Run, check: Check, before: Result, after: Result, same: SameSamples, share: float
-) -> Change:
+def statistic_change(check: Check, before: Result, after: Result, runs: RunPair, share: float) -> Change:
     """The change of a statistic of heads: the later value minus `share` times the earlier one.
 
     Every head is paired with itself by document, if both runs have the same heads and at least three equal documents;
     otherwise the change is that of two independent values.
     """
-    old, new = (_statistic_table(*side) for side in ((earlier, check, before.model), (run, check, after.model)))
-    unpaired = change(before, after, same, share)
+    old, new = _statistic_table(runs.before, check, before.model), _statistic_table(runs.after, check, after.model)
+    unpaired = change(before, after, runs, share)
     if not (before.is_exact and after.is_exact and old.index.equals(new.index)):
         return unpaired
     name = str(check.statistic)
-    olds, news = _head_results(earlier, name, before, old), _head_results(run, name, after, new)
+    olds, news = _head_results(runs.before, name, before, old), _head_results(runs.after, name, after, new)
     share_of_head = 1.0 if check.head is None else share
-    changes = [change(*pair, same, share_of_head) for pair in zip(olds, news, strict=True)]
+    changes = [change(*pair, runs, share_of_head) for pair in zip(olds, news, strict=True)]
     counts = [item.n for item in changes if item.n is not None]
     if len(counts) < len(changes):
         return unpaired

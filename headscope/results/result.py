@@ -74,6 +74,16 @@ class Result:
         return self.question, self.model, self.baseline, *conditions
 
     @property
+    def models(self) -> str:
+        """The model, with the one that its value is relative to: "yarn against base"."""
+        return f"{self.model} against {self.baseline}" if self.baseline else self.model
+
+    @property
+    def conditions(self) -> str:
+        """The conditions in words: "context_length 512, prompts ioi"."""
+        return ", ".join(f"{name} {value}" for name, value in self.where.items())
+
+    @property
     def unit(self) -> str:
         """The head or KV group, such as L3H1 or "L3 KV group 0"; "" without one."""
         if self.layer is None:
@@ -81,6 +91,11 @@ class Result:
         if self.head is not None:
             return format_head(self.layer, self.head)
         return f"L{self.layer} KV group {self.kv_group}"
+
+    @property
+    def has_value(self) -> bool:
+        """Whether the result is a number, not a statement without one."""
+        return not math.isnan(self.value)
 
     @property
     def has_interval(self) -> bool:

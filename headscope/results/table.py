@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from headscope.base.heads import EXACT
+from headscope.results.collection import with_parts
 from headscope.results.questions import questions
 from headscope.results.result import Result
 from headscope.results.words import sentence
@@ -39,15 +40,15 @@ def results_table(results: Iterable[Result]) -> pd.DataFrame:
     question, model, baseline and where are the key, equal in every run that asks the same. unit: head or KV group.
     low and high: 95 % confidence interval; n: number of `samples`. method: exact or estimate.
     """
-    frame = pd.DataFrame([row for result in results for row in _rows(result)], columns=COLUMNS)
+    frame = pd.DataFrame(map(_row, with_parts(results)), columns=COLUMNS)
     return frame.astype(dict.fromkeys(("n", "layer", "kv_group", "head"), "Int64"))
 
 
-def _rows(result: Result) -> Iterable[dict[str, object]]:
+def _row(result: Result) -> dict[str, object]:
     question = questions()[result.question]
     conditions = ", ".join(f"{name}={value}" for name, value in sorted(result.where.items()))
     values = {name: getattr(result, name) for name in COLUMNS if hasattr(result, name)}
-    yield values | {
+    return values | {
         "where": conditions,
         "samples": question.samples,
         "method": EXACT if result.is_exact else "estimate",
@@ -55,5 +56,3 @@ def _rows(result: Result) -> Iterable[dict[str, object]]:
         "topic": question.topic,
         "text": sentence(result),
     }
-    for part in result.parts:
-        yield from _rows(part)
