@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from headscope.plots import shapes, style
 from headscope.rendering.blocks import Chart, Term
-from headscope.runs.aggregation import mean_with_interval, plain_types, without_samples
+from headscope.runs.aggregation import mean_with_interval, plain_types
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
 from probes.detectors.declaration import TARGETS
@@ -21,7 +21,7 @@ def mean_over_sequences(rows: pd.DataFrame, *group_columns: str) -> pd.DataFrame
     columns."""
     keys = ["model", *group_columns, "kind"]
     by_sequence = plain_types(rows).rename(columns={"sequence": "doc"}).set_index([*keys, "doc"])
-    means = without_samples(mean_with_interval(by_sequence["score"], "score", 0, 1))
+    means = mean_with_interval(by_sequence["score"], "score", 0, 1)
     means = means.join(by_sequence.groupby(level=keys)["chance"].mean()).reset_index()
     return means.rename(columns={"score_low": "low", "score_high": "high"}).astype({"model": rows["model"].dtype})
 

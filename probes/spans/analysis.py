@@ -10,13 +10,7 @@ from headscope.base.heads import format_head
 from headscope.prompts.spans import RESERVED_NAMES
 from headscope.rendering.blocks import Overview
 from headscope.results.effects.groups import HeldOut, compare_groups, judge_held_out
-from headscope.runs.aggregation import (
-    HEAD_KEYS,
-    mean_with_interval,
-    plain_types,
-    rows_at_longest_length,
-    without_samples,
-)
+from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
@@ -105,7 +99,7 @@ def heads_of_pair(run: RunTables, model: str, query: str, key: str) -> pd.DataFr
     rows = _rows_in_every_text(_rows_of_pairs(run, {model: (query, key)}))
     if rows.empty:
         return pd.DataFrame(columns=HEAD_KEYS)
-    return without_samples(_mass_statistics(rows.set_index([*HEAD_KEYS, "doc"]))).reset_index()
+    return _mass_statistics(rows.set_index([*HEAD_KEYS, "doc"])).reset_index()
 
 
 def _mass_statistics(rows: pd.DataFrame) -> pd.DataFrame:
