@@ -26,7 +26,7 @@ from headscope.results.check_file import Check, read_checks, write_checks
 from headscope.results.checks import CheckResult, run_checks
 from headscope.results.result import Result
 from headscope.run import Run
-from headscope.runs.aggregation import confidence_interval
+from headscope.runs.aggregation import Samples, confidence_interval
 from headscope.runs.summary import default_models
 
 
@@ -420,7 +420,7 @@ def test_paired_counts_cover_the_true_change_and_are_narrower(monkeypatch: pytes
     """60 heads whose documents shift them together; a third of them falls by 0.1."""
     rng, runs_each = np.random.default_rng(0), 20
     check = Check.model_validate({"statistic": "far_weight", "count_above": 0.5, "falls_at_most": 3})
-    monkeypatch.setattr(head_statistics, "_collect_samples", lambda run: run.samples)
+    monkeypatch.setattr(head_statistics, "head_samples", lambda run: run.samples)
     covered, widths, unpaired_widths = 0, [], []
     for _ in range(runs_each):
         true = rng.uniform(0.2, 0.8, 60)
@@ -429,7 +429,7 @@ def test_paired_counts_cover_the_true_change_and_are_narrower(monkeypatch: pytes
         runs = [sampled_run(means[:, None] + shift + rng.normal(0, 0.01, (60, 6))) for means in (true, later)]
         (paired,) = run_checks(runs[1], [check], runs[0])
         for run in runs:
-            run.samples = {}
+            run.samples = pd.DataFrame()
         (unpaired,) = run_checks(runs[1], [check], runs[0])
         covered += paired.low <= (later > 0.5).sum() - (true > 0.5).sum() <= paired.high
         widths.append(paired.high - paired.low)
@@ -441,11 +441,11 @@ def test_paired_counts_cover_the_true_change_and_are_narrower(monkeypatch: pytes
 def sampled_run(values: np.ndarray) -> Any:
     """A run whose heads have these values [heads, documents] of one statistic."""
     index = {"model": "base", "layer": 0, "head": range(len(values)), "kv_group": 0}
-    table = pd.DataFrame(values, pd.MultiIndex.from_frame(pd.DataFrame(index)), DOCUMENTS)
+    samples = [Samples(pd.Index(DOCUMENTS), row) for row in values]
     low, high = confidence_interval(values)
     columns = {"far_weight": values.mean(axis=1), "far_weight_low": low, "far_weight_high": high}
     run = fake_run([], ["base"], heads=pd.DataFrame({**index, **columns}))
-    run.samples = {"far_weight": [table]}
+    run.samples = pd.DataFrame({"far_weight": samples}, pd.MultiIndex.from_frame(pd.DataFrame(index)))
     run.derived = lambda compute: compute(run)
     return run
 

@@ -12,7 +12,7 @@ from plotly.colors import make_colorscale
 from headscope.plots import shapes, style
 from headscope.plots.colour_range import ZERO_CENTRED_SCALE
 from headscope.plots.draft import Draft, HeadPlot
-from headscope.runs.aggregation import mean_with_interval
+from headscope.runs.aggregation import mean_with_interval, without_samples
 
 DISTANCE_TITLE = "distance i − j (tokens)"
 PAIR_TITLE = "rotary pair f (0 is fastest)"
@@ -243,7 +243,7 @@ def _pair_usage(rows: pd.DataFrame) -> pd.DataFrame:
     """Columns theta, log_theta, and mean_abs over documents with its interval (low, high), by model and rotary pair."""
     rows, keys = rows.astype({"mean_abs": "float64"}), ["model", "pair"]
     documents = rows.groupby([*keys, "doc"], observed=True)["mean_abs"].mean()
-    values = mean_with_interval(documents, "mean_abs").set_axis(["mean_abs", "low", "high"], axis=1)
+    values = without_samples(mean_with_interval(documents, "mean_abs")).set_axis(["mean_abs", "low", "high"], axis=1)
     theta = rows.groupby(keys, observed=True)["theta"].first()
     rotating = theta.where(theta > 0).astype("float64")
     return values.assign(theta=theta, log_theta=np.log10(rotating))

@@ -13,10 +13,9 @@ from headscope.results.check_file import Check
 from headscope.results.comparison import Change, change
 from headscope.results.pairing import RunPair
 from headscope.results.result import Result
-from headscope.runs.aggregation import Samples, collect_samples
 from headscope.runs.column_metadata import exceeds, falls_below, parse_column, statistic
-from headscope.runs.run import Run, combine_runs
-from headscope.runs.summary import head_table
+from headscope.runs.run import Run
+from headscope.runs.summary import head_samples
 
 HEAD_QUESTION = "check.statistic"
 PLACES = 21
@@ -117,7 +116,7 @@ def _interval_of_change(
 
 def _head_results(run: Run, name: str, result: Result, table: pd.DataFrame) -> list[Result]:
     """A result for every head of the table, with its values by document where they are known."""
-    samples = _values_by_sample(run, name, result.model, table["value"])
+    samples = _values_by_sample(run, name, result.model, table.index)
     shared: dict[str, Any] = {"question": result.question, "model": result.model}
     return [
         Result(**shared, value=value, low=low, high=high, layer=layer, head=head, by_sample=by_sample)
@@ -127,29 +126,10 @@ def _head_results(run: Run, name: str, result: Result, table: pd.DataFrame) -> l
     ]
 
 
-def _values_by_sample(run: Run, name: str, model: str, means: pd.Series) -> list[dict[str, float]]:
-    """Values by the name of the document, whose means are the values of the heads; empty if they are not known.
-
-    Of a mean of logarithms they are linear around the mean, so that a difference has the interval of the delta method.
-    """
-    tables = run.derived(_collect_samples).get(name, ())
-    of_model = [table.loc[[model]] for table in tables if model in table.index.get_level_values("model")]
-    if len(of_model) != 1:
-        return [{}] * len(means)
-    values = of_model[0].astype("float64").rename(columns=str)
-    values = values.set_axis(pd.MultiIndex.from_frame(values.index.to_frame(index=False)[["layer", "head"]]))
-    values = values.reindex(means.index)
-    centre = values.mean(axis=1)
-    if np.allclose(np.exp(centre), means, rtol=1e-6):
-        values = values.sub(centre, axis=0).add(1).mul(means, axis=0)
-    elif not np.allclose(centre, means, rtol=1e-6):
-        return [{}] * len(means)
-    return [{str(name): value for name, value in row.items()} for row in values.to_dict("records")]
-
-
-def _collect_samples(run: Run) -> Samples:
-    """The values by document behind every column of `run.heads` that is a mean over documents."""
-    fresh = combine_runs([Run.open(part.path) for part in run.parts])  # its probes have not formed their columns yet
-    with collect_samples() as samples:
-        head_table(fresh)
-    return samples
+def _values_by_sample(run: Run, name: str, model: str, heads: pd.Index) -> list[dict[str, float]]:
+    """Values by the name of the document, whose means are the values of the heads; empty if they are not known."""
+    table = run.derived(head_samples)
+    if name not in table:
+        return [{}] * len(heads)
+    samples = table.loc[[model], name].droplevel(["model", "kv_group"])
+    return [dict(zip(map(str, documents), values.tolist(), strict=True)) for documents, values in samples.loc[heads]]

@@ -5,11 +5,9 @@ and effective lengths are averaged as logarithms. `docs/intervals.md` has the me
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +37,18 @@ NORMAL_QUANTILE = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""
 Ends = tuple[float, float, float]
 """A value with the lower and the upper end of its interval."""
-Samples = dict[str, list[pd.DataFrame]]
-"""By column, tables of its values: a row per head, a column per document."""
-_collected: ContextVar[Samples | None] = ContextVar("collected", default=None)
+SAMPLES_SUFFIX = "_by_doc"
+"""End of the name of a column with the `Samples` of a mean."""
+
+
+class Samples(NamedTuple):
+    """The values [documents] whose mean is one value.
+
+    Of a mean of logarithms they are linear around the mean, so that a difference has the interval of the delta method.
+    """
+
+    documents: pd.Index
+    values: npt.NDArray[np.float64]
 
 
 def confidence_interval(values: npt.NDArray[np.float64], choices: int = 1) -> npt.NDArray[np.float64]:
@@ -310,24 +317,20 @@ def mean_losses(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     return mean
 
 
-@contextmanager
-def collect_samples() -> Iterator[Samples]:
-    """Collect the values by document behind every column that `mean_with_interval` forms inside the block."""
-    samples: Samples = {}
-    token = _collected.set(samples)
-    try:
-        yield samples
-    finally:
-        _collected.reset(token)
-
-
 def mean_with_interval(
-    values: pd.Series, name: str, low: float = -np.inf, high: float = np.inf, weights: pd.Series | None = None
+    values: pd.Series,
+    name: str,
+    low: float = -np.inf,
+    high: float = np.inf,
+    weights: pd.Series | None = None,
+    is_logarithmic: bool = False,
 ) -> pd.DataFrame:
     """Mean over documents of `values` (the last index level is doc) with its interval: name, name_low, name_high.
 
     The interval is clipped to the range of the values, `low` to `high`. With `weights`, the denominators of values that
-    are ratios, with the same index, the mean is the ratio of means.
+    are ratios, with the same index, the mean is the ratio of means. If the values are logarithms, mean and interval are
+    their exponentials. The column name_by_doc has the `Samples` of each mean, by which checks pair two runs; the tables
+    of heads and models leave it out, as `without_samples` does.
     """
     blocks = []
     keys = values.index.to_frame(index=False)[["model", "doc"]]
@@ -337,14 +340,22 @@ def mean_with_interval(
         if weights is not None:
             denominators = weights.loc[block.index].unstack("doc").to_numpy(np.float64)
             table[:] = linearise_ratios(table.to_numpy(np.float64) * denominators, denominators)
-        if (samples := _collected.get()) is not None:
-            samples.setdefault(name, []).append(table)
         numbers = table.to_numpy(dtype=np.float64)
         ends = confidence_interval(numbers) if weights is None else ratio_of_means_interval(numbers, denominators)
-        lower, upper = ends.clip(low, high)
-        columns = {name: numbers.mean(axis=1), f"{name}_low": lower, f"{name}_high": upper}
+        mean, (lower, upper) = numbers.mean(axis=1), ends.clip(low, high)
+        if is_logarithmic:
+            deviations = numbers - mean[:, None]
+            mean, lower, upper = np.exp([mean, lower, upper])
+            numbers = (1 + deviations) * mean[:, None]
+        columns: dict[str, Any] = {name: mean, f"{name}_low": lower, f"{name}_high": upper}
+        columns[f"{name}{SAMPLES_SUFFIX}"] = [Samples(table.columns, row) for row in numbers]
         blocks.append(pd.DataFrame(columns, index=table.index))
     return blocks[0] if len(blocks) == 1 else pd.concat(blocks).sort_index()
+
+
+def without_samples(means: pd.DataFrame) -> pd.DataFrame:
+    """The columns of a table of means without those with their samples."""
+    return means[[name for name in means if not str(name).endswith(SAMPLES_SUFFIX)]]
 
 
 def with_method(means: pd.DataFrame, methods: pd.Series) -> pd.DataFrame:
@@ -353,11 +364,11 @@ def with_method(means: pd.DataFrame, methods: pd.Series) -> pd.DataFrame:
     `methods` has the index of `means`, with repetitions. Means that are not exact have no interval: an interval covers
     the spread over documents, but not the unknown error of an estimate.
     """
-    name, low, high = means.columns
+    name, low, high, samples = means.columns
     by_head = methods.groupby(level=[*range(methods.index.nlevels)])
     method = by_head.first().where(by_head.nunique() == 1, "mixed").reindex(means.index)
     bounds = means[[low, high]].where(method == EXACT)
-    return pd.concat([means[name], bounds, method.rename(method_column(name))], axis=1)
+    return pd.concat([means[name], bounds, method.rename(method_column(name)), means[samples]], axis=1)
 
 
 def group_members(models: Iterable[Mapping[str, Any]]) -> pd.DataFrame:

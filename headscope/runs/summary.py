@@ -14,7 +14,7 @@ from headscope.base.declaration import Declaration
 from headscope.base.heads import method_column
 from headscope.base.model_identity import Comparison, ModelIdentity
 from headscope.errors import BrokenProbe
-from headscope.runs.aggregation import HEAD_KEYS
+from headscope.runs.aggregation import HEAD_KEYS, SAMPLES_SUFFIX, without_samples
 from headscope.runs.column_metadata import columns_by_length, statistic
 from headscope.runs.run_tables import RunTables
 from headscope.runs.trainings import latest_checkpoints, training_checkpoints
@@ -50,12 +50,22 @@ def head_table(run: RunTables) -> pd.DataFrame:
     `headscope.runs.column_metadata` has labels, units and meanings; the confidence interval of a column is
     <column>_low .. <column>_high.
     """
-    blocks = [*_new_columns(plugins.call_parts(ColumnParts.head_columns, run), HEAD_KEYS)]
+    blocks = [without_samples(columns) for columns in _head_columns(run)]
     if not blocks:
         return pd.DataFrame(columns=HEAD_KEYS)
     wide: pd.DataFrame = pd.concat(blocks, axis=1).reset_index()
     wide["model"] = pd.Categorical(wide["model"], run.models)
     return wide.sort_values(HEAD_KEYS, ignore_index=True).copy()  # one block per type: rows are selected twice as fast
+
+
+def head_samples(run: RunTables) -> pd.DataFrame:
+    """The `Samples` of every mean over documents in the per-head table: a column per statistic, a row per head."""
+    blocks = [columns.drop(columns=without_samples(columns).columns) for columns in _head_columns(run)]
+    return pd.concat(blocks, axis=1).rename(columns=lambda name: name.removesuffix(SAMPLES_SUFFIX))
+
+
+def _head_columns(run: RunTables) -> Iterator[pd.DataFrame]:
+    return _new_columns(plugins.call_parts(ColumnParts.head_columns, run), HEAD_KEYS)
 
 
 def _new_columns(
@@ -76,7 +86,7 @@ def model_table(run: RunTables) -> pd.DataFrame:
     """One row per model, in the order of the study, with the columns of every probe."""
     rows = pd.DataFrame(index=pd.Index([], name="model", dtype="str"))
     for columns in _new_columns(plugins.call_parts(ColumnParts.model_columns, run), ["model"]):
-        rows = rows.join(columns, how="outer")
+        rows = rows.join(without_samples(columns), how="outer")
     return rows.reindex(run.models).rename_axis("model").reset_index()
 
 

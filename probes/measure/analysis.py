@@ -131,7 +131,7 @@ def _attention_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     means = last_octave_means(last_rows, LAST_OCTAVE_COLUMNS)
     means["sink_mass"] = last_octave_means(last_rows, ["sink_mass"], "sink_population")
     columns: list[pd.DataFrame] = [
-        mean_with_interval(block.droplevel("context_length"), f"ess2_{length}", low=0).apply(np.exp)
+        mean_with_interval(block.droplevel("context_length"), f"ess2_{length}", low=0, is_logarithmic=True)
         for length, block in means["log_ess2"].groupby(level="context_length")
     ]
     columns.append(mean_with_interval(_growth_exponents(rows_at_longest_length(frame)), "growth"))

@@ -19,7 +19,7 @@ from headscope.results.questions import questions
 from headscope.results.result import Bound, Result, Scalar
 from headscope.results.samples import mean_result
 from headscope.results.verdicts import judge, judge_by_parts
-from headscope.runs.aggregation import mean_losses, mean_with_interval, rank_correlations
+from headscope.runs.aggregation import mean_losses, mean_with_interval, rank_correlations, without_samples
 from headscope.runs.run import Run
 from probes.pretrain.declaration import TrainingKey
 
@@ -124,7 +124,7 @@ def _mean_over_seeds(name: str, values: Mapping[str, list[pd.Series]]) -> pd.Dat
     }
     if not means:
         return pd.DataFrame(columns=[name])
-    return mean_with_interval(pd.concat(means, names=["model"]), name)
+    return without_samples(mean_with_interval(pd.concat(means, names=["model"]), name))
 
 
 def _seed_spread(losses_by_seed: list[pd.Series]) -> float:

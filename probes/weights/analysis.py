@@ -135,7 +135,7 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
         rows = rows_at_longest_length(plain_types(run.table("positional_summary")))
         by_document = rows.set_index([*HEAD_KEYS, "doc"])
         blocks += [
-            mean_with_interval(np.log(by_document[name]), column, 0.0).apply(np.exp)
+            mean_with_interval(np.log(by_document[name]), column, 0.0, is_logarithmic=True)
             if name == "effective_length"
             else mean_with_interval(by_document[name], column, 0.0)
             for name, column in POSITIONAL_COLUMNS.items()
@@ -149,8 +149,7 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
         means = means.droplevel("context_length")
         for name, column in VALUE_COLUMNS.items():
             is_log = name.endswith("ess2")
-            block = mean_with_interval(means[name], column, 0, np.inf if is_log else 1)
-            blocks.append(block.apply(np.exp) if is_log else block)
+            blocks.append(mean_with_interval(means[name], column, 0, np.inf if is_log else 1, is_logarithmic=is_log))
     return pd.concat(blocks, axis=1) if blocks else None
 
 
