@@ -131,5 +131,7 @@ def _values_by_sample(run: Run, name: str, model: str, heads: pd.Index) -> list[
     table = run.derived(head_samples)
     if name not in table:
         return [{}] * len(heads)
-    samples = table.loc[[model], name].droplevel(["model", "kv_group"])
-    return [dict(zip(map(str, documents), values.tolist(), strict=True)) for documents, values in samples.loc[heads]]
+    samples = table.loc[[model], name].droplevel(["model", "kv_group"]).reindex(heads)
+    if samples.isna().any():
+        return [{}] * len(heads)
+    return [dict(zip(map(str, documents), values.tolist(), strict=True)) for documents, values in samples]

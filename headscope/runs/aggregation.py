@@ -355,7 +355,8 @@ def mean_with_interval(
 
 def without_samples(means: pd.DataFrame) -> pd.DataFrame:
     """The columns of a table of means without those with their samples."""
-    return means[[name for name in means if not str(name).endswith(SAMPLES_SUFFIX)]]
+    samples = {f"{name}{SAMPLES_SUFFIX}" for name in means}
+    return means[[name for name in means if name not in samples]]
 
 
 def with_method(means: pd.DataFrame, methods: pd.Series) -> pd.DataFrame:
