@@ -19,7 +19,7 @@ import headscope as hs
 from headscope.errors import BadInput, CannotWrite
 from headscope.rendering.comparison import outcome_text
 from headscope.rendering.html_page import render_report
-from headscope.rendering.junit import write_junit
+from headscope.rendering.junit import remove_older, write_junit
 from headscope.rendering.terminal import run_to_dict
 from headscope.results import head_statistics
 from headscope.results.check_file import Check, read_checks, write_checks
@@ -300,6 +300,30 @@ def test_junit_file_has_failures_and_undecided_checks(tmp_path: Path) -> None:
     assert [[child.tag for child in case] for case in suite] == [[], ["failure"], ["error"]]
     with refuses(CannotWrite, tmp_path, "--junit"):
         write_junit([], "night", tmp_path)
+
+
+@pytest.mark.parametrize("content", ["- {result: x.loss, at_most: 2}\n", "<html></html>", ""])
+def test_a_file_that_is_no_junit_file_is_refused_and_stays(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "checks.yaml"
+    file.write_text(content)
+    with refuses(CannotWrite, file, "not a JUnit file", "--junit"):
+        remove_older(file)
+    assert file.read_text() == content
+    with refuses(CannotWrite, tmp_path, "--junit"):
+        remove_older(tmp_path)
+    with refuses(CannotWrite, "too long", "--junit"):
+        remove_older(tmp_path / ("a" * 300))
+
+
+def test_an_older_junit_file_is_removed_and_names_of_any_characters_give_valid_xml(tmp_path: Path) -> None:
+    junit = tmp_path / "junit.xml"
+    results = [Result(question="x.loss", value=3.0, low=2.9, high=3.1, model="a\x01\ud800b")]
+    write_junit(outcomes(results, result="x.loss", at_most=2), "night\x00", junit)
+    suite = ElementTree.parse(junit).getroot()[0]
+    assert suite.get("name") == "night?"
+    assert [path.name for path in tmp_path.iterdir()] == ["junit.xml"]
+    remove_older(junit)
+    assert not junit.exists()
 
 
 # Commands -----------------------------------------------------------------------------------------------------------

@@ -81,11 +81,11 @@ def check(
         print(f"Checks: {write_checks(checked, checks)} in {checks}")
         return
     if junit is not None:
-        junit.unlink(missing_ok=True)  # after an error, no file of an earlier run looks like the outcome
+        from headscope.rendering.junit import remove_older, write_junit
+
+        remove_older(junit)
     outcomes = run_checks(checked, read_checks(checks), Run.open(against) if against else None)
     if junit is not None:
-        from headscope.rendering.junit import write_junit
-
         write_junit(outcomes, checked.name, junit)
     from headscope.rendering.comparison import print_outcomes, without_nan
 

@@ -1,6 +1,9 @@
 """Outcomes of checks as JUnit XML, which CI systems show."""
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 
@@ -12,20 +15,51 @@ from headscope.results.checks import CheckResult
 def write_junit(outcomes: Sequence[CheckResult], run_name: str, path: Path) -> None:
     """Write one test case per outcome: a failed check is a failure, an undecided one an error. Raises CannotWrite."""
     counts = {name: sum(outcome.outcome == name for outcome in outcomes) for name in ("fails", "undecided")}
-    attributes = {"name": run_name, "tests": str(len(outcomes))}
+    attributes = {"name": _without_control_characters(run_name), "tests": str(len(outcomes))}
     attributes |= {"failures": str(counts["fails"]), "errors": str(counts["undecided"])}
     suites = Element("testsuites")
     suite = SubElement(suites, "testsuite", attributes)
     for outcome in outcomes:
-        case = SubElement(suite, "testcase", {"classname": "headscope", "name": outcome_name(outcome)})
+        case = SubElement(
+            suite, "testcase", {"classname": "headscope", "name": _without_control_characters(outcome_name(outcome))}
+        )
         if outcome.outcome != "passes":
             SubElement(
                 case,
                 "failure" if outcome.outcome == "fails" else "error",
-                {"type": outcome.outcome, "message": outcome_text(outcome)},
+                {"type": outcome.outcome, "message": _without_control_characters(outcome_text(outcome))},
             )
     indent(suites)
+    draft = path.with_name(f".junit-{os.getpid()}.draft")
     try:
-        ElementTree(suites).write(path, encoding="utf-8", xml_declaration=True)
+        with _naming_the_flag(path):
+            ElementTree(suites).write(draft, encoding="utf-8", xml_declaration=True)
+            draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def remove_older(path: Path) -> None:
+    """Remove the outcomes of an earlier run at `path`, so that after an error they do not look like those of this one.
+
+    Raises CannotWrite for anything else at `path`, which stays.
+    """
+    with _naming_the_flag(path):
+        if not path.exists():
+            return
+        if not path.is_file() or b"<testsuites" not in path.read_bytes()[:200]:
+            raise CannotWrite(f"{path} exists and is not a JUnit file of checks. Choose another file with --junit")
+        path.unlink()
+
+
+@contextmanager
+def _naming_the_flag(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise CannotWrite(f"cannot write {path}: {error.strerror}. Choose another file with --junit") from error
+
+
+def _without_control_characters(text: str) -> str:
+    """The text with a question mark for every character that XML does not allow."""
+    return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
