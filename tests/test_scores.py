@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from support.families import SPECS
 from support.refusals import assert_names, refuses
 from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint, save_texts
@@ -178,6 +179,18 @@ def test_mha2mla_keeps_the_rotary_pairs_with_the_largest_scores(small: Run, tmp_
         sums = rows.groupby(["head", "pair"])["norm_product"].mean().groupby("pair").sum()
         kept = torch.nonzero(ranks[layer, group, :8] < 3).flatten().tolist()
         assert kept == sorted(sums.nlargest(3).index)
+
+
+@pytest.mark.parametrize("content", ["heads: [1.10]", "[L0H1, 1.10]", '{"heads": [1.1]}', "heads: [5]"])
+def test_numbers_in_a_head_set_are_refused_since_two_heads_are_one_number(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "heads.yaml"
+    file.write_text(content)
+    with refuses(BadInput, file, "is a number", "L1H10", "'1.10'"):
+        HeadSet.read(file)
+    file.write_text("heads: ['1.10']")
+    assert [*HeadSet.read(file)] == [(1, 10)]
+    with refuses(BadInput, "1.1 is a number"), hs.ablated(hs.load(SPECS["llama"].build()), [1.1]):
+        pass
 
 
 def test_csv_latex_and_json_hold_the_scores(example: Run, tmp_path: Path) -> None:

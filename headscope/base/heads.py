@@ -44,19 +44,24 @@ Head = tuple[int, int]
 """Layer and query head, both from 0."""
 
 
-def parse_unit(text: str) -> tuple[int, int, bool]:
+def parse_unit(text: Any) -> tuple[int, int, bool]:
     """Parse a head, L18H6 or 18.6, or a KV group, 18.g2: (layer, number, whether it is a KV group).
 
-    Raises ValueError for any other text.
+    Raises ValueError for any other text, and for a number: YAML reads 18.10 and 18.1 as the same one.
     """
+    if isinstance(text, int | float):
+        raise ValueError(
+            f"{text} is a number, not a head: 1.1 and 1.10 are one number. Write L1H10, or in quotes '1.10'"
+        )
+    text = str(text)
     match = re.fullmatch(r"[lL]?([0-9]{1,5})(?:\.|[hH])(g?)([0-9]{1,5})", text)
     if match is None:
         raise ValueError(f"'{text[:60]}' is not a head. Write layer and head as in L18H6 or 18.6")
     return int(match[1]), int(match[3]), bool(match[2])
 
 
-def parse_head(text: str) -> Head:
-    """Parse a head, L18H6 or 18.6. Raises ValueError for a KV group and for any other text."""
+def parse_head(text: Any) -> Head:
+    """Parse a head, L18H6 or 18.6. Raises ValueError for a KV group, a number, and any other text."""
     layer, number, is_group = parse_unit(text)
     if is_group:
         raise ValueError(f"'{text}' is a KV group. Name its heads, as in L{layer}H0")
@@ -148,7 +153,7 @@ class HeadSet:
         if not isinstance(entries, list):
             raise BadInput(f"head set '{file}' has no list of heads: {quote(content)}. Write heads: [L18H6, ...]")
         try:
-            heads = tuple(parse_head(str(entry)) for entry in entries)
+            heads = tuple(parse_head(entry) for entry in entries)
             weights = tuple(float(weight) for weight in fields["weights"]) if fields.get("weights") else None
         except (TypeError, ValueError, OverflowError) as error:
             raise BadInput(f"head set '{file}': {error}") from error

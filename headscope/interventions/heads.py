@@ -102,6 +102,6 @@ def _parse(head: Any) -> Head:
     if isinstance(head, tuple):
         return head
     try:
-        return parse_head(str(head))
+        return parse_head(head)
     except ValueError as error:
         raise BadInput(str(error)) from error
