@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,6 +129,28 @@ def test_a_token_that_a_tokenizer_lacks_has_no_probability_in_the_browser() -> N
     sent = PromptPrediction.from_json(json.loads(to_json(prediction.to_json())))
     assert sent.next_tokens == prediction.next_tokens
     assert str(next_token_table([sent])).count("not in its vocabulary") == 1
+
+
+def test_digits_keep_their_place_among_the_next_tokens_in_the_browser() -> None:
+    """A browser sorts the keys of an object that are whole numbers before all others."""
+    next_tokens = {"9": 0.9, " the": 0.05, "0": 0.03, "3": 0.02}
+    texts = {name: name for name in next_tokens}
+    heads = {2: 4, 0: 4}
+    prediction = PromptPrediction("base", False, ["a"], [False], np.zeros(0, np.float32), next_tokens, texts, heads)
+    sent = PromptPrediction.from_json(as_in_a_browser(to_json(prediction.to_json())))
+    assert [*sent.next_tokens.items()] == [*next_tokens.items()]
+    assert [*sent.next_texts] == [*texts]
+    assert [*sent.heads_by_layer.items()] == [*heads.items()]
+
+
+def as_in_a_browser(text: str) -> Any:
+    """The JSON values with the keys of objects in the order of JavaScript."""
+
+    def ordered(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        numbers = sorted((pair for pair in pairs if pair[0].isdecimal()), key=lambda pair: int(pair[0]))
+        return dict([*numbers, *(pair for pair in pairs if not pair[0].isdecimal())])
+
+    return json.loads(text, object_pairs_hook=ordered)
 
 
 @pytest.mark.parametrize("kind", ["zero", "mean", "streaming:1+2"])

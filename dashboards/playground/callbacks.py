@@ -284,7 +284,7 @@ def heads_chart(
     prompt = {"prompt": data["request"]["prompt"], "model": model}
     label, unit = QUANTITIES[quantity], ""
     if quantity == "attribution":
-        text = next(p["next_texts"][next_token] for p in data["predictions"])
+        text = dict(data["predictions"][0]["next_texts"])[next_token]
         label, unit = f"direct logit attribution to “{display_token(text).strip()}”", "logits"
         values = run_task(token, "attribution", **prompt, token=next_token)
         caption = "What each head adds directly to the logit at the last token, minus the mean over the vocabulary."

@@ -32,14 +32,15 @@ class PromptPrediction:
     """Number of query heads by layer number."""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return vars(self) | {"losses": self.losses.tolist()}
+        """The fields as JSON values, mappings as pairs: a browser sorts the keys of an object that are numbers."""
+        mappings = {name: [*value.items()] for name, value in vars(self).items() if isinstance(value, dict)}
+        return vars(self) | mappings | {"losses": self.losses.tolist()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "PromptPrediction":
         """The prediction that `to_json` wrote."""
-        layers = {int(layer): heads for layer, heads in values["heads_by_layer"].items()}
-        return cls(**values | {"losses": np.array(values["losses"], np.float32), "heads_by_layer": layers})
+        mappings = {name: dict(values[name]) for name in ("next_tokens", "next_texts", "heads_by_layer")}
+        return cls(**values | mappings | {"losses": np.array(values["losses"], np.float32)})
 
     @property
     def label(self) -> str:
