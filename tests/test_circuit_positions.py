@@ -6,16 +6,18 @@ import pytest
 import torch
 from support import families
 from support.refusals import refuses
+from zoo.build import tiny
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
-from headscope.errors import BadInput
+from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.interventions.position_kinds import rotate_pairs
 from headscope.measures import circuits
 from headscope.measures.positional_preference import PositionalPreference
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
+from probes.weights.run import TextObserver
 
 
 def records(model: Model, ids: list[int]) -> dict[int, AttentionRecord]:
@@ -116,3 +118,12 @@ def test_positional_effective_length_of_flat_and_peaked_logits() -> None:
 def test_bad_token_pairs_are_refused(named: tuple[object, ...], arguments: tuple[list[int], ...]) -> None:
     with refuses(BadInput, *named):
         hs.token_pair_logits(hs.load(families.SPECS["llama-gqa"].build()), *arguments)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gpt_neo", "xglm", "biogpt", "ctrl", "gpt_bigcode"])
+def test_logits_by_distance_are_refused_where_positions_are_embedded(model_type: str) -> None:
+    model = hs.load(tiny(model_type))
+    with refuses(UnsupportedModel, "embedding of every position", "rotary"):
+        hs.token_pair_logits(model, [5], [7], [0, 1, 8])
+    with refuses(UnsupportedModel, "positional logit curve", "does not rotate", "--parts"):
+        TextObserver(model, torch.arange(3, 20)[None], {"distance"})

@@ -48,6 +48,11 @@ def pair_logits(embeddings: TokenEmbeddings, queries: Tensor, keys: Tensor, dist
     model, weights = embeddings.model, embeddings.weights.layers[layer]
     schedule, geometry = model.schedule, model.geometry.at_layer(layer)
     refuse_distance_bias(model, "logits of token pairs are")
+    if bool(embeddings.weights.embedding_offset.any()):
+        raise UnsupportedModel(
+            f"logits of token pairs are not possible for {model.spec}: it adds an embedding of every position, so they "
+            "depend on both positions and not on the distance alone. Use a rotary scheme"
+        )
     q, k = (
         projection.vectors(weights.apply_input_norm(embeddings.residual_input(tokens, layer)))
         for projection, tokens in ((weights.query, queries), (weights.key, keys))

@@ -190,6 +190,11 @@ class TextObserver:
         self.preference, self.values = None, None
         if "distance" in parts:
             self._refuse_distance_bias(model.schedule.slopes is not None)
+            if not model.geometry.pairs:
+                raise UnsupportedModel(
+                    f"a positional logit curve is not possible for {model.spec}: {model.rotation.no_pairs_reason}. "
+                    "Leave out distance: --parts weights,composition,values"
+                )
             self.preference = PositionalPreference(model.geometry, length, model.schedule.theta)
         if "values" in parts:
             self.values = ValueWeightedRows(model.geometry, length, SAMPLED_ROWS, seed, _output_matrices(model, ids))
