@@ -1,4 +1,4 @@
-"""The backbone of a model: its decoder layers, and checks of its input tokens and its output."""
+"""The backbone of a model: its decoder layers, also by themselves, and checks of its input tokens and its output."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Scatter plots with one point per head (or KV group), coloured by layer."""
+"""Scatter plots with one point per head (or KV group), coloured by layer; selected heads highlighted in a figure."""
 
 from collections.abc import Collection, Sequence
 

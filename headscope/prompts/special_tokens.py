@@ -1,4 +1,4 @@
-"""The special tokens of a prompt: those that the tokenizer adds, those in the text, and those of a chat template."""
+"""The special tokens of a prompt: the tokenizer's, those in the text, those of a chat template, and a BOS token."""
 
 import logging
 from collections.abc import Sequence

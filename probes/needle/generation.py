@@ -1,4 +1,4 @@
-"""Generate a model's answer to a needle prompt, compute its recall, and score the heads at every step."""
+"""Generate a model's answer to a needle prompt, score the heads at every step, attribute its tokens to heads."""
 
 import json
 import re

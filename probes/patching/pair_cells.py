@@ -1,4 +1,4 @@
-"""Cells and sets of prompt pairs, and which pairs count: of patching and of path patching."""
+"""Cells and sets of prompt pairs, which pairs count, and the stored rows of one pair: of patching and paths."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

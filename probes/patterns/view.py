@@ -1,4 +1,4 @@
-"""Pooled attention maps of heads: read from the run, compared between models, and drawn."""
+"""Charts and glossary of attention patterns: example rows, and pooled maps of heads, compared between models."""
 
 import html
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Optimiser steps of pretraining: all weights of a model, and its AdaRoPE parameters."""
+"""Models of pretraining: tokenizer, random weights, first positions, checkpoint folders, and optimiser steps."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Report of pretraining: comparison of the trainings."""
+"""Charts of pretraining: comparison of the trainings."""
 
 from collections.abc import Iterator, Mapping
 

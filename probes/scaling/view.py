@@ -1,4 +1,4 @@
-"""Report of the scaling probe: ratio of the effective length to its target, by row length."""
+"""Charts and glossary of the scaling probe: ratio of the effective length to its target, by row length."""
 
 from collections.abc import Iterator
 

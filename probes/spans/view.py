@@ -1,4 +1,4 @@
-"""Plots of the spans probe: span by span, ranking of heads, two groups, steps of the generated text."""
+"""Charts and glossary of the spans probe, the prompt with the weights of a head, and the page of any pair of spans."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""Results of the probe `weights`, of a run and of one head."""
+"""Questions and results of the probe `weights`, of a run and of one head."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Results of the window probe: accuracy of each scheme, frequency mass by width, and the constants of Theorem 1."""
+"""Results of the window probe: accuracy of each scheme, frequency mass by width, the constants of Theorem 1."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Two groups of samples: how well each unit separates them, and how well units chosen on one half do on the other."""
+"""Groups: random controls of a set of units, and how well each unit separates two groups of samples."""
 
 import math
 from collections import Counter, defaultdict
