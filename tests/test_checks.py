@@ -19,7 +19,7 @@ import headscope as hs
 from headscope.errors import BadInput, CannotWrite
 from headscope.rendering.comparison import outcome_text
 from headscope.rendering.html_page import render_report
-from headscope.rendering.junit import remove_older, write_junit
+from headscope.rendering.junit import remove_earlier_outcomes, write_junit
 from headscope.rendering.terminal import run_to_dict
 from headscope.results import head_statistics
 from headscope.results.check_file import Check, read_checks, write_checks
@@ -302,17 +302,19 @@ def test_junit_file_has_failures_and_undecided_checks(tmp_path: Path) -> None:
         write_junit([], "night", tmp_path)
 
 
-@pytest.mark.parametrize("content", ["- {result: x.loss, at_most: 2}\n", "<html></html>", ""])
+@pytest.mark.parametrize(
+    "content", ["- {result: x.loss, at_most: 2}\n", "<html></html>", "", '<testsuites name="pytest tests">']
+)
 def test_a_file_that_is_no_junit_file_is_refused_and_stays(content: str, tmp_path: Path) -> None:
     file = tmp_path / "checks.yaml"
     file.write_text(content)
     with refuses(CannotWrite, file, "not a JUnit file", "--junit"):
-        remove_older(file)
+        remove_earlier_outcomes(file)
     assert file.read_text() == content
     with refuses(CannotWrite, tmp_path, "--junit"):
-        remove_older(tmp_path)
+        remove_earlier_outcomes(tmp_path)
     with refuses(CannotWrite, "too long", "--junit"):
-        remove_older(tmp_path / ("a" * 300))
+        remove_earlier_outcomes(tmp_path / ("a" * 300))
 
 
 def test_an_older_junit_file_is_removed_and_names_of_any_characters_give_valid_xml(tmp_path: Path) -> None:
@@ -322,7 +324,7 @@ def test_an_older_junit_file_is_removed_and_names_of_any_characters_give_valid_x
     suite = ElementTree.parse(junit).getroot()[0]
     assert suite.get("name") == "night?"
     assert [path.name for path in tmp_path.iterdir()] == ["junit.xml"]
-    remove_older(junit)
+    remove_earlier_outcomes(junit)
     assert not junit.exists()
 
 

@@ -99,7 +99,7 @@ def test_positions_from_0_and_cached_padding_tokens_are_refused_where_positions_
         *("jamba", "smollm3", "starcoder2"),
     ],
 )
-def test_a_mask_that_hides_tokens_between_others_gives_the_eager_logits(model_type: str) -> None:
+def test_a_mask_that_hides_tokens_inside_the_text_gives_the_eager_logits(model_type: str) -> None:
     expected, logits = logits_with_gap(loaded(model_type))
     assert float((logits - expected).abs().max() / expected.abs().max()) <= 1e-5
 
@@ -119,9 +119,9 @@ def test_a_mask_that_hides_tokens_between_others_gives_the_eager_logits(model_ty
         "llama4_text",
     ],
 )
-def test_a_mask_that_hides_tokens_between_others_is_refused_beside_a_window_or_chunks(model_type: str) -> None:
+def test_a_mask_that_hides_tokens_inside_the_text_is_refused_beside_a_window_or_chunks(model_type: str) -> None:
     kind = "chunks of 8 tokens" if model_type == "llama4_text" else "a window of 8 tokens"
-    with refuses(UnsupportedMask, kind, "hides tokens between others", "Remove"):
+    with refuses(UnsupportedMask, kind, "hides tokens inside the text", "Remove"):
         logits_with_gap(loaded(model_type))
 
 

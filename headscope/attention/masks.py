@@ -75,8 +75,9 @@ class DecodedMask:
     def decode(cls, encoded_mask: Tensor | None) -> "DecodedMask":
         """Decode the result of `encode_mask`.
 
-        Raises UnsupportedModel for any other mask, and UnsupportedMask for one that hides tokens between others from a
-        layer with a window or chunks: transformers counts hidden tokens in these, and the positions here do not.
+        Raises UnsupportedMask for a custom 4-D mask and for one that hides tokens inside the text from a layer with a
+        window or chunks, and UnsupportedModel for one that is not causal. transformers counts hidden tokens in windows
+        and chunks; the positions here skip them.
         """
         if encoded_mask is None:
             return cls()
@@ -93,8 +94,8 @@ class DecodedMask:
         if size and roles is not None and _has_gaps(roles, encoded_mask[:, 0, 1, :1]):
             kind = f"chunks of {size}" if first & CHUNKED_BIT else f"a window of {size}"
             raise UnsupportedMask(
-                f"the attention mask hides tokens between others, and a layer has {kind} tokens, in which transformers "
-                "counts the hidden ones. Remove these tokens from the text"
+                f"the attention mask hides tokens inside the text, and a layer has {kind} tokens, in which "
+                "transformers counts hidden tokens and headscope does not. Remove these tokens from the text"
             )
         return cls(roles, None, size, dropped) if first & CHUNKED_BIT else cls(roles, size, None, dropped)
 

@@ -1,1 +1,1 @@
-"""What every layer may import: names of heads and models, declarations of probes, and their registry."""
+"""Shared by most layers, without torch: names of heads and models, user input, declarations of probes and registry."""

@@ -81,9 +81,9 @@ def check(
         print(f"Checks: {write_checks(checked, checks)} in {checks}")
         return
     if junit is not None:
-        from headscope.rendering.junit import remove_older, write_junit
+        from headscope.rendering.junit import remove_earlier_outcomes, write_junit
 
-        remove_older(junit)
+        remove_earlier_outcomes(junit)
     outcomes = run_checks(checked, read_checks(checks), Run.open(against) if against else None)
     if junit is not None:
         write_junit(outcomes, checked.name, junit)

@@ -1,1 +1,1 @@
-"""Forward passes: capture, observers, logits, prefix cache, replay from a layer, and interventions on heads."""
+"""Forward passes: capture, observers, logits, the prefix cache and the streaming cache."""

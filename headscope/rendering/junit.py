@@ -11,13 +11,16 @@ from headscope.errors import CannotWrite
 from headscope.rendering.comparison import outcome_name, outcome_text
 from headscope.results.checks import CheckResult
 
+SUITES_NAME = "headscope check"
+"""By which an earlier file is known."""
+
 
 def write_junit(outcomes: Sequence[CheckResult], run_name: str, path: Path) -> None:
     """Write one test case per outcome: a failed check is a failure, an undecided one an error. Raises CannotWrite."""
     counts = {name: sum(outcome.outcome == name for outcome in outcomes) for name in ("fails", "undecided")}
     attributes = {"name": _without_control_characters(run_name), "tests": str(len(outcomes))}
     attributes |= {"failures": str(counts["fails"]), "errors": str(counts["undecided"])}
-    suites = Element("testsuites")
+    suites = Element("testsuites", {"name": SUITES_NAME})
     suite = SubElement(suites, "testsuite", attributes)
     for outcome in outcomes:
         case = SubElement(
@@ -39,7 +42,7 @@ def write_junit(outcomes: Sequence[CheckResult], run_name: str, path: Path) -> N
         draft.unlink(missing_ok=True)
 
 
-def remove_older(path: Path) -> None:
+def remove_earlier_outcomes(path: Path) -> None:
     """Remove the outcomes of an earlier run at `path`, so that after an error they do not look like those of this one.
 
     Raises CannotWrite for anything else at `path`, which stays.
@@ -47,8 +50,10 @@ def remove_older(path: Path) -> None:
     with _naming_the_flag(path):
         if not path.exists():
             return
-        if not path.is_file() or b"<testsuites" not in path.read_bytes()[:200]:
-            raise CannotWrite(f"{path} exists and is not a JUnit file of checks. Choose another file with --junit")
+        if not path.is_file() or f'<testsuites name="{SUITES_NAME}"'.encode() not in path.read_bytes()[:200]:
+            raise CannotWrite(
+                f"{path} exists and is not a JUnit file of `headscope check`. Choose another file with --junit"
+            )
         path.unlink()
 
 

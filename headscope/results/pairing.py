@@ -1,4 +1,4 @@
-"""Two runs paired: which model, result and sample of the later run is which of the earlier one."""
+"""Two runs paired: for each model, result and sample of the later run, the matching one of the earlier run."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -13,7 +13,8 @@ _TEXT_INPUTS = ("the texts", "the haystacks", "the needles", "the prompt", "the 
 
 
 class RunPair:
-    """An earlier and a later run. Models are matched by label; two runs of one model each are paired whatever it is."""
+    """An earlier and a later run. Models are matched by label; two runs of one model each are paired whatever their
+    labels."""
 
     def __init__(self, before: Run, after: Run) -> None:
         self.before, self.after = before, after
@@ -34,13 +35,13 @@ class RunPair:
 
     @cached_property
     def _earlier(self) -> Mapping[tuple[str, ...], Result]:
-        """The results of the earlier run by key; of several with one key the first, which is no part of another."""
+        """The results of the earlier run by key; of several with one key the one that is no part of another result."""
         return {result.key: result for result in reversed([*results_with_parts(self.before)])}
 
     def same_samples(self, before: Result, after: Result) -> list[str]:
         """The names of the documents, pairs or trials that both results have and that are equal, by their digests.
 
-        Samples without a digest in run.json count as different: runs of earlier versions stored none.
+        Samples without a digest in run.json count as equal only if both runs have the same texts and prompts.
         """
         old, new = (
             documents.get(result.model, {}) for documents, result in zip(self._documents, (before, after), strict=True)

@@ -325,12 +325,12 @@ def mean_with_interval(
     weights: pd.Series | None = None,
     is_logarithmic: bool = False,
 ) -> pd.DataFrame:
-    """Mean over documents of `values` (the last index level is doc) with its interval: name, name_low, name_high.
+    """Mean over documents of `values` (the last index level is doc): name, name_low, name_high, name_by_doc.
 
-    The interval is clipped to the range of the values, `low` to `high`. With `weights`, the denominators of values that
-    are ratios, with the same index, the mean is the ratio of means. If the values are logarithms, mean and interval are
-    their exponentials. The column name_by_doc has the `Samples` of each mean, by which checks pair two runs; the tables
-    of heads and models leave it out, as `without_samples` does.
+    The interval is clipped to the range of the values, `low` to `high`. `weights` are the denominators of values that
+    are ratios, with the index of `values`; the mean is then the ratio of means. Of logarithms, mean and ends are the
+    exponentials. name_by_doc has the `Samples` of each mean, by which checks pair two runs; the tables of heads and
+    models leave it out, as `without_samples` does.
     """
     blocks = []
     keys = values.index.to_frame(index=False)[["model", "doc"]]
@@ -354,7 +354,7 @@ def mean_with_interval(
 
 
 def without_samples(means: pd.DataFrame) -> pd.DataFrame:
-    """The columns of a table of means without those with their samples."""
+    """The table of means without its columns name_by_doc."""
     samples = {f"{name}{SAMPLES_SUFFIX}" for name in means}
     return means[[name for name in means if name not in samples]]
 
