@@ -326,6 +326,9 @@ def test_an_older_junit_file_is_removed_and_names_of_any_characters_give_valid_x
     assert [path.name for path in tmp_path.iterdir()] == ["junit.xml"]
     remove_earlier_outcomes(junit)
     assert not junit.exists()
+    (tmp_path / "file").write_text("")
+    with refuses(CannotWrite, "file/junit.xml", "--junit"):
+        write_junit([], "night", tmp_path / "file" / "junit.xml")
 
 
 # Commands -----------------------------------------------------------------------------------------------------------

@@ -40,17 +40,17 @@ def is_details(node: ast.AST) -> bool:
 
 def keys_of_details(node: ast.AST) -> Iterator[tuple[str, bool]]:
     """The literal keys of details at this node, and whether code reads them."""
-    given: ast.AST | None = None
+    details: ast.AST | None = None
     if isinstance(node, ast.Subscript) and is_details(node.value) and isinstance(node.slice, ast.Constant):
         yield str(node.slice.value), isinstance(node.ctx, ast.Load)
     elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant) and is_details(node.comparators[0]):
         yield str(node.left.value), True
     elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        given = node.value if any(map(is_details, targets)) else None
+        details = node.value if any(map(is_details, targets)) else None
     elif isinstance(node, ast.keyword) and node.arg == "details":
-        given = node.value
-    for part in ast.walk(given) if given else ():
+        details = node.value
+    for part in ast.walk(details) if details else ():
         if isinstance(part, ast.Dict):
             yield from ((str(key.value), False) for key in part.keys if isinstance(key, ast.Constant))
 
@@ -74,8 +74,8 @@ SHARED_NODES = nodes(RESULTS)
 def test_names_in_templates_and_keys_of_details_agree(package: str) -> None:
     own_nodes = nodes(Path(str(sys.modules[package].__file__)).parent)
     places = set().union(*map(named, QUESTIONS[package]))
-    given = names_in_code([*own_nodes, *SHARED_NODES])
-    assert places - given == set(), "a template names a detail that no code gives"
+    names = names_in_code([*own_nodes, *SHARED_NODES])
+    assert places - names == set(), "a template names a detail that no code gives"
     own_keys, shared_keys = (
         [key for node in some_nodes for key in keys_of_details(node)] for some_nodes in (own_nodes, SHARED_NODES)
     )

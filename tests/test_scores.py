@@ -189,8 +189,10 @@ def test_numbers_in_a_head_set_are_refused_since_two_heads_are_one_number(conten
         HeadSet.read(file)
     file.write_text("heads: ['1.10']")
     assert [*HeadSet.read(file)] == [(1, 10)]
-    with refuses(BadInput, "1.1 is a number"), hs.ablated(hs.load(SPECS["llama"].build()), [1.1]):
-        pass
+    model = hs.load(SPECS["llama"].build())
+    for number in (1.1, np.float32(1.1), 5):
+        with refuses(BadInput, f"{number} is a number"), hs.ablated(model, [number]):
+            pass
 
 
 def test_csv_latex_and_json_hold_the_scores(example: Run, tmp_path: Path) -> None:

@@ -185,6 +185,20 @@ def test_groups_that_cannot_stream_are_refused_by_name() -> None:
             pass
 
 
+@torch.no_grad()
+def test_the_pass_that_observes_a_cache_is_neither_heard_nor_changed_by_open_contexts() -> None:
+    model, records = loaded("llama"), []
+    expected = observe_cache(model)
+    with capturing(model) as layers, hs.ablated(model, ["L0H0"]):
+        layers.listen(records.append)
+        assert observe_cache(model) == expected
+        with streaming_cache(model, {0: (0,)}, WINDOW):
+            pass
+    assert not records
+    with refuses(UnsupportedModel, "recurrent_gemma", "KV cache"):
+        observe_cache(loaded("recurrent_gemma"))
+
+
 @cache
 def loaded(model_type: str) -> Model:
     return hs.load(tiny(model_type))

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def parse_unit(text: Any) -> tuple[int, int, bool]:
 
     Raises ValueError for any other text, and for a number: YAML reads 18.10 and 18.1 as the same one.
     """
-    if isinstance(text, int | float):
+    if isinstance(text, Number):  # also those of numpy
         raise ValueError(
             f"{text} is a number, not a head: 1.1 and 1.10 are one number. Write L1H10, or in quotes '1.10'"
         )

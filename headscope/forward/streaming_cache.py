@@ -61,7 +61,7 @@ class StreamingLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Store new keys and values; return those of all tokens up to the last, with NaN where they were dropped.
 
-        A layer with a window or chunk gets no token before the first that the first of the new ones sees.
+        Of a layer with a window or chunk, only from the first token on that the first new query sees.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -126,9 +126,9 @@ class StreamingLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class StreamingCache(Cache):  # type: ignore[misc]
-    """A cache with a `StreamingLayer` per decoder layer, of which `limits` are the largest numbers of tokens.
+    """A cache with a `StreamingLayer` per decoder layer.
 
-    `stored_bytes` is the measured size of its tensors.
+    `limits` has the largest number of tokens of every layer, None for all tokens. `stored_bytes` is the measured size of its tensors.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ def streaming_cache(
         if groups and not stored[number].has_groups:
             raise UnsupportedModel(
                 f"cannot stream KV groups of '{model.name}': layer {number} stores values that all heads share (latent "
-                "attention), of which no KV group can drop a token. Use another model"
+                "attention), so no KV group can drop a token of its own. Use a model without latent attention"
             )
     with capturing(model) as layers:
         for layer, number in enumerate(geometry.layer_numbers):

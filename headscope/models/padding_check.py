@@ -62,12 +62,21 @@ class PaddingCheck:
     @cached_property
     def effects(self) -> PaddingEffects:
         """The effects of padding on the model itself: open contexts and hooks neither change nor see its passes."""
-        with (
-            _without_hooks(self.model),
-            preserving_frequencies(self.model.modules()),
-            torch.autocast(self.model.device.type, enabled=False),
-        ):
+        with without_contexts(self.model):
             return _measure_effects(self.model, self.rotates)
+
+
+@contextmanager
+def without_contexts(model: PreTrainedModel) -> Iterator[None]:
+    """Run the model with its own attention: open contexts and hooks neither change nor see the passes inside."""
+    with (
+        _without_hooks(model),
+        preserving_frequencies(model.modules()),
+        torch.autocast(model.device.type, enabled=False),
+        evaluation_mode(model),
+        backend.using_attention_implementation(model, families.reference_implementation(model)),
+    ):
+        yield
 
 
 @contextmanager
@@ -82,7 +91,7 @@ def _without_hooks(model: nn.Module) -> Iterator[None]:
 
 
 def _measure_effects(model: PreTrainedModel, rotates: bool) -> PaddingEffects:
-    """Run a padded text and a longer one, which begins like it, as one batch, with the model's own attention.
+    """Run a padded text and a longer one, which begins like it, as one batch; call it in `without_contexts`.
 
     Of a model that rotates, which counts positions from 0, `position_ids` are tested only if padding changes it.
     """
@@ -101,23 +110,21 @@ def _measure_effects(model: PreTrainedModel, rotates: bool) -> PaddingEffects:
 
     is_exact = model.dtype.itemsize >= 4 and not quantization_method(model.config)
     tolerance = TOLERANCE if is_exact else HALF_PRECISION_TOLERANCE
-    reference = families.reference_implementation(model)
-    with evaluation_mode(model), backend.using_attention_implementation(model, reference):
-        try:
-            alone, after_padding = logits()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # a model may refuse padding in any way, as it does when it is used
-            return PaddingEffects(0.0, 0.0, 0.0)
-        padding = _difference(after_padding, alone, tolerance)
-        if rotates and not padding:
-            return PaddingEffects(0.0, 0.0, 0.0)
-        try:
-            alone_with_positions, padded_with_positions = logits(position_ids=standard_positions(mask))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # it takes no position_ids
-            return PaddingEffects(padding, padding, 0.0)
+    try:
+        alone, after_padding = logits()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # a model may refuse padding in any way, as it does when it is used
+        return PaddingEffects(0.0, 0.0, 0.0)
+    padding = _difference(after_padding, alone, tolerance)
+    if rotates and not padding:
+        return PaddingEffects(0.0, 0.0, 0.0)
+    try:
+        alone_with_positions, padded_with_positions = logits(position_ids=standard_positions(mask))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # it takes no position_ids
+        return PaddingEffects(padding, padding, 0.0)
     return PaddingEffects(
         padding,
         _difference(padded_with_positions, alone, tolerance),

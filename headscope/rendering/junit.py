@@ -34,12 +34,12 @@ def write_junit(outcomes: Sequence[CheckResult], run_name: str, path: Path) -> N
             )
     indent(suites)
     draft = path.with_name(f".junit-{os.getpid()}.draft")
-    try:
-        with _naming_the_flag(path):
+    with _naming_the_flag(path):
+        try:
             ElementTree(suites).write(draft, encoding="utf-8", xml_declaration=True)
             draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def remove_earlier_outcomes(path: Path) -> None:
