@@ -128,8 +128,8 @@ class StreamingLayer(CacheLayerMixin):  # type: ignore[misc]
 class StreamingCache(Cache):  # type: ignore[misc]
     """A cache with a `StreamingLayer` per decoder layer.
 
-    `limits` has the largest number of tokens of every layer, None for all tokens. `stored_bytes` is the measured size of
-    its tensors.
+    `limits` has the largest number of tokens of every layer, None for all. `stored_bytes` is the measured size of its
+    tensors.
     """
 
     def __init__(
