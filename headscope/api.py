@@ -9,6 +9,7 @@ The keywords of a probe's function are the fields of its options; its flags and 
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from headscope.errors import BadInput, did_you_mean
 from headscope.run import Run
 from headscope.runs.run import Run as StoredRun
 from headscope.study.config import OptionParts, build_study, read_study, refuse_texts_beside_prompt
+from headscope.study.option_rules import rule_notes
 
 log = logging.getLogger("headscope")
 
@@ -202,9 +204,15 @@ def _label_in_context(label: str, source: Any, opened_model: Any) -> str:
 
 
 def keyword_fields(options: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The options that flags and keywords set. An option with the name of a shared keyword is for study files only."""
+    """The options that flags and keywords set, described with the rules that relate them.
+
+    An option with the name of a shared keyword is for study files only.
+    """
     reserved = {*SHARED_KEYWORDS, "models"}
-    return {name: field for name, field in options.model_fields.items() if name not in reserved}
+    fields = {name: copy(field) for name, field in options.model_fields.items() if name not in reserved}
+    for name, field in fields.items():
+        field.description = ". ".join([field.description or "", *rule_notes(options, name)])
+    return fields
 
 
 def _parameters(probe: Declaration, options: type[BaseModel]) -> list[inspect.Parameter]:

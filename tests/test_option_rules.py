@@ -14,7 +14,7 @@ import headscope as hs
 from headscope.base import plugins
 from headscope.errors import BadOption
 from headscope.study.config import Options, read_study
-from headscope.study.option_rules import Excludes, Needs, Rule, parse_terms, rules_of
+from headscope.study.option_rules import Excludes, Needs, Rule, parse_terms, rule_notes, rules_of
 
 
 def as_text(value: Any) -> str:
@@ -151,6 +151,36 @@ def test_options_count_if_they_are_set_and_ask_for_something(
         assert str(raised.value.errors()[0]["ctx"]["error"]) == message
     else:
         options(**values)
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "notes"),
+    [
+        (Shared, "draws", ["Only with --kinds resample or mean"]),
+        (Shared, "kinds", []),
+        (Shared, "flag", ["Not with --text"]),
+        (Shared, "text", ["Not with --flag"]),
+        (Derived, "draws", ["Only with --kinds resample or mean or --extra", "Not with --level high or top"]),
+        (Derived, "kinds", ["other than zero: only with --text"]),
+        (Derived, "level", ["high or top: not with --draws or --flag"]),
+        (Derived, "flag", ["Not with --text or --level high or top"]),
+    ],
+)
+def test_help_names_the_options_that_an_option_needs_or_excludes(
+    options: type[Options], name: str, notes: list[str]
+) -> None:
+    assert rule_notes(options, name) == notes
+
+
+def test_help_leaves_out_what_always_holds_and_long_lists() -> None:
+    class Many(Options):
+        option_rules = (Needs("draws", "kinds=a|b|c|d|e|f"), Needs("draws", "pairs"))
+
+        draws: int = 1
+        kinds: list[str] = Field([])
+        pairs: str = "ioi"
+
+    assert not rule_notes(Many, "draws")
 
 
 def test_a_message_lists_a_few_of_many_values_and_shortens_a_long_one() -> None:

@@ -115,9 +115,9 @@ def _load_declaration(entry: EntryPoint) -> Declaration | None:
         probe = entry.load()
         if not isinstance(probe, Declaration) or probe.name != entry.name:
             raise TypeError(f"{entry.value} is not a Probe named '{entry.name}'")
-        for name in vars(type(probe)):
-            if not name.startswith("_") and name not in (known := _known_names(type(probe))):
-                raise TypeError(_unknown_part(name, known))
+        known = _known_names(type(probe))
+        if unknown := [name for name in vars(type(probe)) if not name.startswith("_") and name not in known]:
+            raise TypeError(_unknown_part(unknown[0], known))
         return probe
     except Exception as error:  # third-party code can fail in any way
         report_broken(_broken_probe(entry.name, "declaration", error))

@@ -5,10 +5,8 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import cache
-from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,6 +103,9 @@ def _write_in_batches(runs: Sequence[Path], draft: Path, addresses: "Addresses")
     if sum(view_counts) <= MAX_VIEWS_IN_ONE_PROCESS:
         yield from (_write_pages(tuple(runs), draft, part)[0] for part in parts)
         return
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import active_children, get_context
+
     # Spawned, not forked: arrow's threads are running.
     count = min(os.cpu_count() or 1, MAX_PROCESSES)
     with ProcessPoolExecutor(count, get_context("spawn"), _init_worker) as pool:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from typing import Any
-from unittest.mock import patch
 
 from headscope.errors import IncompatibleLibrary
 
@@ -66,6 +65,8 @@ class LibraryName:
 
     def replacing(self, value: Any) -> AbstractContextManager[Any]:
         """Set a name of a module to another value inside the `with`."""
+        from unittest.mock import patch  # imports asyncio, which the command line need not wait for
+
         self.resolve()
         return patch.object(importlib.import_module(self.path.partition(":")[0]), self.attribute, value)
 

@@ -131,8 +131,11 @@ class Term:
 
     def describe(self, value: str = "") -> str:
         """The option in the template of a message, with this value or all values of the term if the term has some."""
-        values = value or ("other than " if self.operator == "!=" else "") + _join(self.values)
-        return f"{{{self.name}}} {values}" if self.operator else f"{{{self.name}}}"
+        return f"{{{self.name}}} {value or self.describe_values()}" if self.operator else f"{{{self.name}}}"
+
+    def describe_values(self) -> str:
+        """The values that the term is about; "" for any."""
+        return ("other than " if self.operator == "!=" else "") + _join(self.values) if self.operator else ""
 
     @property
     def removal(self) -> str:
@@ -208,6 +211,41 @@ class Excludes(Rule):
 def rules_of(options: type) -> list[Rule]:
     """The rules of a class of options, those of its bases first."""
     return [rule for base in reversed(options.__mro__) for rule in vars(base).get("option_rules", ())]
+
+
+def rule_notes(options: type[BaseModel], name: str) -> list[str]:
+    """What the rules say of one option, for the help of its flag: "Only with --heads", "rank: not with --pairs".
+
+    A rule about all sets of a kind is left out: its list would be longer than the description of the option.
+    """
+    needed: list[str] = []
+    excluded: dict[str, list[str]] = {}  # the other options by the values of this one
+    for rule in rules_of(options):
+        sides = [
+            [term for term in parse_terms(side) if term.name in options.model_fields]
+            for side in (rule.options, rule.others)
+        ]
+        if not all(sides) or any(len(term.values) > MAX_LISTED for side in sides for term in side):
+            continue
+        for terms, others in [sides] if isinstance(rule, Needs) else [sides, sides[::-1]]:
+            if isinstance(rule, Needs) and any(not other.operator and _has_default(options, other) for other in others):
+                continue
+            partners = [other.describe() for other in others]
+            for term in terms:
+                if term.name != name:
+                    continue
+                values = f"{term.describe_values()}: ".removeprefix(": ")
+                if isinstance(rule, Needs):
+                    needed.append(f"{values}only with {_join(partners)}")
+                else:
+                    excluded.setdefault(values, []).extend(partners)
+    notes = [*needed, *(f"{values}not with {_join([*dict.fromkeys(others)])}" for values, others in excluded.items())]
+    flags = {field: f"--{field.replace('_', '-')}" for field in options.model_fields}
+    return [(note if ": " in note else f"{note[0].upper()}{note[1:]}").format(**flags) for note in notes]
+
+
+def _has_default(options: type[BaseModel], term: Term) -> bool:
+    return bool(options.model_fields[term.name].get_default(call_default_factory=True))
 
 
 @cache

@@ -61,7 +61,7 @@ class AblationOptions(MultilineOptions, AnswerOptions):
         5,
         ge=0,
         le=1000,
-        description="for named heads: random sets per prompt, each with as many other heads of the same layers, that "
+        description="random sets per prompt, each with as many other heads of the same layers, that "
         "are ablated together as a control; 0: none",
     )
     weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
@@ -75,7 +75,7 @@ class AblationOptions(MultilineOptions, AnswerOptions):
         4,
         ge=1,
         le=1000,
-        description="for resample: number of other prompts, over which the metric is averaged; all if there are fewer",
+        description="number of other prompts, over which the metric is averaged; all if there are fewer",
     )
     metric: AnswerMetric = Field("logprob", description=METRIC_HELP)
 

@@ -91,9 +91,7 @@ class AdaptOptions(Options):
     start: str | None = Field(
         None, min_length=1, description="position scheme to start from, e.g. base; default: YaRN with the factor"
     )
-    adapter: str | None = Field(
-        None, min_length=1, description="adapter to continue training; adarope-lora and adarope-joint need one"
-    )
+    adapter: str | None = Field(None, min_length=1, description="adapter to continue training")
     frequency_learning_rate: float = Field(
         3e-2, gt=0, le=MAX_RATE, description="learning rate of the log-frequencies (xi)"
     )

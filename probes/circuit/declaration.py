@@ -71,12 +71,10 @@ class CircuitOptions(AnswerOptions):
     )
     by: Literal["position", "span"] = Field(
         "position",
-        description="for mean:prompts: position: over reference prompts with the same number of tokens, position by "
+        description="position: over reference prompts with the same number of tokens, position by "
         "position; span: over all tokens of a named span, over the last tokens, and over all other tokens",
     )
-    draws: int = Field(
-        4, ge=1, le=1000, description="for resample: number of reference prompts; all if there are fewer"
-    )
+    draws: int = Field(4, ge=1, le=1000, description="number of reference prompts; all if there are fewer")
     random_subsets: int = Field(
         10,
         ge=0,

@@ -44,10 +44,8 @@ class InfluenceOptions(Options):
         min_length=1,
         description="loss over which tokens: all of a document (text), or the answer about a hidden fact (answer)",
     )
-    depths: int = Field(
-        3, ge=1, le=100, description="for answer: number of evenly spaced depths of the fact in each document"
-    )
-    needles: int = Field(4, ge=1, le=10_000, description="for answer: number of facts to hide, one at a time")
+    depths: int = Field(3, ge=1, le=100, description="number of evenly spaced depths of the fact in each document")
+    needles: int = Field(4, ge=1, le=10_000, description="number of facts to hide, one at a time")
     reset_to: list[Literal["init", "base"]] = Field(
         ["init"], min_length=1, description="reset to: training start (init) or checkpoint (base)"
     )
@@ -77,15 +75,14 @@ class InfluenceOptions(Options):
         10,
         ge=1,
         le=MAX_UNITS,
-        description="for verify: number of heads or KV groups to evaluate exactly, those with the largest root "
+        description="number of heads or KV groups to evaluate exactly, those with the largest root "
         "mean square estimate over texts",
     )
     verify_random: int = Field(
         10,
         ge=0,
         le=MAX_UNITS,
-        description="for verify: number of other heads or KV groups to evaluate exactly, drawn at random; all if there "
-        "are fewer",
+        description="number of other heads or KV groups to evaluate exactly, drawn at random; all if there are fewer",
     )
     curve: bool = Field(
         True, description="also change the top 1, 2, 4, ... heads or KV groups together (pair bands: always all heads)"

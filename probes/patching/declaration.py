@@ -174,7 +174,7 @@ class PatchingOptions(PairOptions):
         10,
         ge=1,
         le=MAX_UNITS,
-        description="for verify: number of heads or KV groups to patch exactly, those whose estimates change the "
+        description="number of heads or KV groups to patch exactly, those whose estimates change the "
         "metric most (root mean square over pairs), per model, set, activation and direction; in a set of few pairs "
         "also as many of each pair, else of each group, half of them the highest and half the lowest estimates",
     )
@@ -182,8 +182,7 @@ class PatchingOptions(PairOptions):
         10,
         ge=0,
         le=MAX_UNITS,
-        description="for verify: number of other heads or KV groups to patch exactly, drawn at random; all if there "
-        "are fewer",
+        description="number of other heads or KV groups to patch exactly, drawn at random; all if there are fewer",
     )
     heads: HeadNames = Field(
         ["all"],

@@ -68,18 +68,18 @@ class PathsOptions(PairOptions):
     )
     together: bool = Field(
         False,
-        description="patch the named receivers of a sender together, those in later layers than it; for method exact",
+        description="patch the named receivers of a sender together, those in later layers than it",
     )
     sender_positions: PositionNames = Field(
         ALL_POSITIONS,
         min_length=1,
         description="positions at which the sender changes: all together; each: every position separately; NAME: a "
-        "named span, last, a token such as 3 or -1, or a range such as -4:; for method exact",
+        "named span, last, a token such as 3 or -1, or a range such as -4:",
     )
     receiver_positions: PositionNames = Field(
         ALL_POSITIONS,
         min_length=1,
-        description="positions at which q, k or v of the receiver follow, as in --sender-positions; for method exact",
+        description="positions at which q, k or v of the receiver follow, as in --sender-positions",
     )
     method: Method = Field(
         "auto",
@@ -91,11 +91,11 @@ class PathsOptions(PairOptions):
         10,
         ge=1,
         le=MAX_UNITS,
-        description="for verify: number of paths to patch exactly, those whose estimates change the metric most "
+        description="number of paths to patch exactly, those whose estimates change the metric most "
         "(root mean square over pairs), per model, set, direction and input (q, k, v, logits)",
     )
     verify_random: int = Field(
-        5, ge=0, le=MAX_UNITS, description="for verify: number of other paths to patch exactly, drawn at random"
+        5, ge=0, le=MAX_UNITS, description="number of other paths to patch exactly, drawn at random"
     )
 
     @property
