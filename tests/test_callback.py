@@ -9,7 +9,7 @@ import torch
 from support.refusals import refuses
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
-from headscope.errors import BadInput, BadOption, Interrupted
+from headscope.errors import BadInput, BadOption, CannotWrite, Interrupted
 from headscope.positions.model import Model, load
 from headscope.runs.run import Run, list_runs
 from headscope.runs.run_tables import validate
@@ -217,6 +217,14 @@ def test_invalid_settings_are_refused(
 def test_an_invalid_number_of_steps_is_refused(every: Any) -> None:
     with refuses(BadInput, f"every={every!r}", 1):
         HeadscopeCallback(every=every)
+
+
+def test_a_file_in_place_of_the_folder_of_runs_is_refused_before_the_first_step(tokenizer: Any, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("kept")
+    with refuses(CannotWrite, file, "--out"):
+        train(tokenizer, tmp_path / "a", every=1, out=file)
+    assert file.read_text() == "kept"
 
 
 def test_a_callback_that_would_train_is_refused_before_the_first_step(tokenizer: Any, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import headscope as hs
 from headscope.base.model_identity import ModelIdentity, WeightDigests
-from headscope.errors import BadInput
+from headscope.errors import BadInput, UnsupportedModel
 from headscope.results.model_notes import model_notes
 from headscope.results.result import Result
 from headscope.runs.run import Run, combine_runs
@@ -299,3 +299,12 @@ def test_finding_of_equal_weights_names_what_else_differs(text: str, tmp_path: P
 def test_a_scheme_written_in_two_ways_is_one_scheme(first: str, second: str, is_same: bool) -> None:
     identities = [ModelIdentity.from_manifest({"scheme": text}) for text in (first, second)]
     assert (not identities[0].compare(identities[1]).differences) == is_same
+
+
+def test_a_checkpoint_loads_inside_inference_mode_and_weights_made_there_are_refused(tmp_path: Path) -> None:
+    model = tiny()
+    model.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        assert not next(hs.load(str(tmp_path)).module.parameters()).is_inference()
+        with refuses(UnsupportedModel, "inference_mode"):
+            hs.load(tiny())

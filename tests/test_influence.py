@@ -389,3 +389,10 @@ def test_units_are_paired_by_document_with_intervals_and_p_values() -> None:
     assert 0.08 < effects.loc[0, "low"] < 0.1
     assert effects.loc[0, "p_adjusted"] < 0.01 < effects.loc[1, "p_adjusted"]
     assert effects.loc[2, "p"] == 1
+
+
+def test_estimates_inside_inference_mode_are_those_outside_it(learned: Model, tmp_path: Path) -> None:
+    outside = run_sweep(learned, tmp_path / "outside", method="estimate", docs=1)
+    with torch.inference_mode():
+        inside = run_sweep(learned, tmp_path / "inside", method="estimate", docs=1)
+    pd.testing.assert_frame_equal(inside.influence, outside.influence)

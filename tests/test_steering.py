@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import families
@@ -177,6 +178,7 @@ def test_a_run_measured_inside_the_context_names_it(model: Model, tmp_path: Path
     [
         ({"span": []}, "span=[]"),
         ({"span": [-1]}, "span=[-1]"),
+        *(({"span": span}, f"span={span!r}") for span in (3, None, [[1, 2]], [1.5], np.float32(1.5), slice(1, 3))),
         ({"span": "context"}, "span='context'"),
         ({"span": ["context"]}, "span=['context']"),
         ({"alpha": 0}, "alpha=0"),
@@ -189,6 +191,21 @@ def test_a_run_measured_inside_the_context_names_it(model: Model, tmp_path: Path
 def test_bad_input_is_refused(model: Model, arguments: Any, named: str) -> None:
     with refuses(BadInput, named), hs.steered(model, **{"heads": "L0H0", "span": SPAN, **arguments}):
         pass
+
+
+@pytest.mark.parametrize("context", [hs.steered, hs.ablated])
+@pytest.mark.parametrize("heads", [None, 3, np.float32(1.1), {"L0H1": 1}, [1.5], [(0, 1.5)], [(0, 1, 2)], [[[0, 1]]]])
+def test_values_that_name_no_heads_are_refused(model: Model, context: Any, heads: Any) -> None:
+    others = {"span": SPAN} if context is hs.steered else {}
+    with refuses(BadInput, "head"), context(model, heads, **others):
+        pass
+
+
+def test_arrays_and_numbers_of_numpy_mean_the_heads_positions_and_factor_that_they_hold(model: Model) -> None:
+    with hs.steered(model, [(1, 2), (2, 0)], [2, 3], 0.5):
+        expected = logits(model)
+    with hs.steered(model, np.array([[1, 2], [2, 0]]), np.arange(2, 4), np.float32(0.5)):
+        assert logits(model).equal(expected)
 
 
 def test_a_span_by_name_steers_its_tokens_and_returns_the_ids_of_the_prompt() -> None:

@@ -445,6 +445,31 @@ def test_a_damaged_table_is_refused_by_file(tmp_path, damage):
     assert len(run.distance) == 3
 
 
+@pytest.mark.parametrize(
+    "change", [{"inputs": 5}, {"inputs": {"a": [1]}}, {"versions": 5}, {"hardware": 3}, {"started": 5}]
+)
+def test_a_manifest_with_a_value_of_another_kind_is_refused(tmp_path, change):
+    run = study(tmp_path)
+    write_manifest(run.path, {**run.manifest, **change})
+    with refuses(BadRun, run.path / "run.json", next(iter(change))):
+        Run.open(run.path)
+
+
+def test_validate_names_a_model_of_a_table_that_the_manifest_lacks(tmp_path):
+    run = study(tmp_path)
+    write_manifest(run.path, {**run.manifest, "models": []})
+    problems = validate(Run.open(run.path))
+    assert [problem for problem in problems if problem.startswith("nll: run.json has no model")]
+    assert len(problems) == len(run.tables)
+
+
+def test_a_link_to_itself_is_no_run(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(link)
+    with refuses(BadRun, link):
+        open_runs([link])
+
+
 def _restored(run, **columns):
     """The run with other values in nll, as if someone had edited the file."""
     table = pq.read_table(run.path / "nll.parquet")

@@ -3,11 +3,14 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Number
+from operator import index
 from typing import Any
 
 from headscope.attention.geometry import Geometry
 from headscope.base.heads import Head, HeadSet, format_head, parse_head
 from headscope.base.model_identity import AcceptedWeights, refuse_other_weights
+from headscope.base.user_input import quote
 from headscope.errors import BadInput
 from headscope.positions.model import Model
 
@@ -64,10 +67,16 @@ def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:
     geometry = model.geometry
     if isinstance(heads, str) and heads == ALL_HEADS:
         return {layer: [*range(count)] for layer, count in enumerate(geometry.layer_heads)}
-    if isinstance(heads, Mapping):
-        pairs = [(layer, head) for layer, members in heads.items() for head in members]
-    else:
-        pairs = [_parse(head) for head in (re.split(r"[,\s]+", heads) if isinstance(heads, str) else heads)]
+    try:
+        if isinstance(heads, Mapping):
+            pairs = [_pair((layer, head)) for layer, members in heads.items() for head in members]
+        else:
+            pairs = [_pair(head) for head in (re.split(r"[,\s]+", heads) if isinstance(heads, str) else heads)]
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    except TypeError as error:
+        known = "names such as 'L18H6,L5H3', pairs (layer, head), or a mapping from layers to heads"
+        raise BadInput(f"heads={quote(heads)} names no heads. Use {known}") from error
     if not pairs:
         raise BadInput("no heads are named. Name at least one, e.g. L18H6")
     by_layer: dict[int, list[int]] = {}
@@ -97,11 +106,11 @@ def refuse_other_head_set(model: Model, heads: Heads, weights: AcceptedWeights) 
         refuse_other_weights("this head set", heads.model_digests, model.identity, model.name, weights)
 
 
-def _parse(head: Any) -> Head:
-    """A head from its name or from (layer, head). Raises BadInput for anything else."""
-    if isinstance(head, tuple):
-        return head
-    try:
+def _pair(head: Any) -> Head:
+    """A head from its name or from (layer, head). Raises TypeError or ValueError for anything else."""
+    if isinstance(head, str | Number):
         return parse_head(head)
-    except ValueError as error:
-        raise BadInput(str(error)) from error
+    layer, *numbers = map(index, head)
+    if len(numbers) != 1:
+        raise TypeError
+    return layer, numbers[0]

@@ -9,6 +9,8 @@ their logits: biases of several contexts add up, and listeners get the weights t
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Real
+from operator import index
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from headscope.attention import backend
 from headscope.attention.edits import TokenSet
 from headscope.base.model_identity import AcceptedWeights
+from headscope.base.user_input import quote
 from headscope.errors import BadInput, did_you_mean
 from headscope.forward.capture import is_trial_pass
 from headscope.interventions.edits import Edit, edited
@@ -87,10 +90,13 @@ def steered(
         name, (ids, span) = f"'{span}'", _span_of_prompt(model, span, prompt)
     elif prompt is not None:
         raise BadInput(f"prompt is given with positions, span={span}. Name a span of the prompt, or leave prompt out")
-    positions = sorted({*span})
-    if not positions or not all(type(position) is int and position >= 0 for position in positions):
-        raise BadInput(f"span={positions} has no token position, or one below 0. Use positions such as range(3, 17)")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha <= 1:
+    try:
+        positions = sorted({*map(index, span)})
+    except TypeError:
+        positions = []
+    if not positions or positions[0] < 0:
+        raise BadInput(f"span={quote(span)} has no token position, or one below 0. Use positions such as range(3, 17)")
+    if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 < alpha <= 1:
         raise BadInput(f"alpha={alpha!r} is not a factor of weights. Use a number above 0 and at most 1")
     refuse_other_head_set(model, heads, weights)
     chosen = layer_heads(model, heads)

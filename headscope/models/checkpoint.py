@@ -30,7 +30,12 @@ from headscope.models.inspection import CheckpointRotation, evaluation_mode, ins
 from headscope.models.padding_check import PaddingCheck
 from headscope.models.rope_settings import native_context, original_context
 from headscope.models.rotation import preserving_frequencies, rope_types
-from headscope.models.unsupported import refuse_autocast, refuse_by_config, refuse_without_language_head
+from headscope.models.unsupported import (
+    refuse_autocast,
+    refuse_by_config,
+    refuse_inference_weights,
+    refuse_without_language_head,
+)
 from headscope.models.weight_digests import WeightTracker, named_tensors
 
 log = logging.getLogger("headscope")
@@ -57,6 +62,7 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         refuse_autocast()
+        refuse_inference_weights(self.module, self.name)
         self._weights = WeightTracker(self.module)
         is_quantized = bool(quantization.describe_quantization(self.module))
         if is_quantized:
@@ -161,6 +167,7 @@ class LoadedModel(Protocol):
     def identity(self) -> ModelIdentity: ...
 
 
+@torch.inference_mode(False)  # tensors that are made in inference mode have no gradients and no record of changes
 def open_checkpoint(spec: ModelSpec, device: str, dtype: str, tokenizer: Any = None) -> Checkpoint:
     """Open the checkpoint of `spec`, without its position scheme; `tokenizer` replaces its own.
 

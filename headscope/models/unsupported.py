@@ -49,6 +49,15 @@ def has_attention(layer_type: str) -> bool:
     return layer_type not in ("linear_attention", "conv", "moe", "mamba", "recurrent", "mlp")
 
 
+def refuse_inference_weights(module: PreTrainedModel, name: str) -> None:
+    """Raise UnsupportedModel for weights made in inference mode: nothing would notice that they change."""
+    if any(parameter.is_inference() for parameter in module.parameters()):
+        raise UnsupportedModel(
+            f"the weights of {name} were made inside torch.inference_mode, where torch records neither gradients nor "
+            "changes. Load the model outside of it"
+        )
+
+
 def refuse_autocast() -> None:
     """Raise BadInput inside `torch.autocast`: it changes numbers, and runs would record the model's own dtype."""
     for device in ("cpu", "cuda"):

@@ -45,6 +45,10 @@ MANIFEST_SHAPE: Mapping[str, Any] = {
     ],
     "tables": {ANY_KEY: {"rows": integer_between(0, 2**63), "sha256": TEXT}},
     "config?": {},
+    "inputs?": {ANY_KEY: TEXT},
+    "versions?": {ANY_KEY: TEXT},
+    "hardware?": {},
+    **dict.fromkeys(("started?", "finished?"), TEXT),
     "files?": {ANY_KEY: TEXT},
     "timings?": {"seconds": SECONDS},
 }

@@ -179,7 +179,7 @@ def combine_runs(runs: Sequence[Run]) -> Run:
 
 def open_runs(folders: Sequence[Path]) -> list[Run]:
     """Open the runs in these folders. Raises BadInput for a run that is named twice."""
-    places = [folder.resolve() for folder in folders]
+    places = [os.path.realpath(folder) for folder in folders]
     if twice := [folder for folder, place in zip(folders, places, strict=True) if places.count(place) > 1]:
         raise BadInput(f"run '{twice[0]}' is named twice. Name each run once")
     return [Run.open(folder) for folder in folders]

@@ -223,6 +223,7 @@ def _problems_of_table(run: RunTables, name: str, facts: Mapping[str, Any]) -> l
         stored_rows = arrow.stored_rows(file)
         is_unchanged = sha256(file) == digest
         values = table_problems(table, lambda: read_row_groups(file))
+        values += _unknown_models(run, name, file) if "model" in table.keys else []
     except (BadRun, OSError) as reason:
         return [str(reason)]
     except (pa.ArrowException, ValueError) as error:
@@ -230,6 +231,11 @@ def _problems_of_table(run: RunTables, name: str, facts: Mapping[str, Any]) -> l
     changed = [] if is_unchanged else [f"{name}: sha256 differs from run.json"]
     missing = [] if stored_rows == facts["rows"] else [f"{name}: {stored_rows} rows, run.json says {facts['rows']}"]
     return [*changed, *missing, *values]
+
+
+def _unknown_models(run: RunTables, name: str, file: Path) -> list[str]:
+    labels = {label for rows in read_row_groups(file, ["model"]) for label in rows["model"].unique().to_pylist()}
+    return [f"{name}: run.json has no model '{label}'" for label in sorted(labels - {*run.models})]
 
 
 def _digest(file: Path) -> str | None:

@@ -66,7 +66,7 @@ class RunWriter:
         exist and `resume` is off, if another process writes the run, or if `out` cannot be written.
         """
         partial = Path(out) / f".{slug}-{hashlib.sha256(_canonical_json(config)).hexdigest()[:8]}.partial"
-        with _convert_write_errors(out):
+        with convert_write_errors(out):
             existed = partial.is_dir()
             (partial / "cells").mkdir(parents=True, exist_ok=True)
             lock = _acquire_lock(partial)
@@ -122,7 +122,7 @@ class RunWriter:
         """Record the versions of libraries of the process that started the run."""
         if "versions" not in self.draft:
             self.draft["versions"] = dict(versions)
-            with _convert_write_errors(self.final_path.parent):
+            with convert_write_errors(self.final_path.parent):
                 _write_draft(self.partial_path, self.draft)
 
     def stored_versions(self) -> list[dict[str, str]]:
@@ -137,7 +137,7 @@ class RunWriter:
 
     def record_plan(self, jobs: int) -> None:
         """Store the number of jobs that the run will have, so that others can show its progress."""
-        with _convert_write_errors(self.final_path.parent):
+        with convert_write_errors(self.final_path.parent):
             write_json(self.partial_path / PLAN_FILE, {"cells": jobs})
 
     def find_finished(self, inputs: Mapping[str, str]) -> Run | None:
@@ -217,7 +217,7 @@ class RunWriter:
         }
         header = json.dumps(contents).encode()
         staging = self.partial_path / "staging"
-        with _convert_write_errors(self.final_path.parent, staging):
+        with convert_write_errors(self.final_path.parent, staging):
             staging.write_bytes(b"".join([data_digest(header).encode(), b" ", header, b"\n", *parts.values()]))
             fsync(staging)
             os.rename(staging, self._job_file(job_id))
@@ -235,7 +235,7 @@ class RunWriter:
             raise ValueError(f"job {missing[0]!r} was never added")
         build = self.partial_path / "commit"
         with uninterrupted():
-            with _convert_write_errors(self.final_path.parent, build):
+            with convert_write_errors(self.final_path.parent, build):
                 if not self.final_path.is_dir():  # it exists if a kill came between the rename and the clean-up
                     shutil.rmtree(build, ignore_errors=True)
                     build.mkdir()
@@ -296,7 +296,7 @@ class RunWriter:
 
 
 @contextmanager
-def _convert_write_errors(out: Path, scratch: Path | None = None) -> Iterator[None]:
+def convert_write_errors(out: Path, scratch: Path | None = None) -> Iterator[None]:
     """Convert OSError into CannotWrite and remove half-written files in `scratch`."""
     try:
         yield
@@ -319,7 +319,7 @@ def join_runs(runs: Sequence[Run], out: Path, name: str, announce: Callable[[str
     Files other than tables (adapters, checkpoints) are not copied. Raises BadInput for a single run and for runs with
     different values for the same key, CannotWrite if `out` cannot be written.
     """
-    if len({run.path.resolve() for run in runs}) < len(runs) or len(runs) < 2:
+    if len({os.path.realpath(run.path) for run in runs}) < len(runs) or len(runs) < 2:
         raise BadInput("join needs several runs. Name two or more, each once")
     combined = CombinedRun(runs)
     combined.check()

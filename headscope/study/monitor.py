@@ -33,6 +33,7 @@ from headscope.runs.io import sha256
 from headscope.runs.manifest import write_manifest
 from headscope.runs.merging import write_merged
 from headscope.runs.run import Run, combine_runs
+from headscope.runs.writer import convert_write_errors
 from headscope.study.config import Study, build_study
 from headscope.study.context import StudyContext
 from headscope.study.runner import run_study
@@ -64,7 +65,8 @@ class TrainingMonitor:
     ):
         """With `resume`, continue the run of an earlier monitor with the same settings; otherwise start a new run.
 
-        Raises BadInput for settings that a study file could not have, and for a probe that trains or takes no models.
+        Raises BadInput for settings that a study file could not have, and for a probe that trains or takes no models;
+        CannotWrite if `out` cannot be written.
         """
         if not isinstance(probe_options, Mapping | None):
             raise BadInput(f"probes must be a mapping (key: value): {user_input.quote(probe_options)}")
@@ -79,10 +81,11 @@ class TrainingMonitor:
         timestamp_file = self._step_runs / "started"
         if not (resume and timestamp_file.is_file()):
             shutil.rmtree(self._step_runs, ignore_errors=True)
-            self._step_runs.mkdir(parents=True)
-            new_file = self._step_runs / "started.new"
-            new_file.write_text(self._unused_timestamp(f"{name}-{digest}"), encoding="utf-8")
-            new_file.rename(timestamp_file)
+            with convert_write_errors(self.out):
+                self._step_runs.mkdir(parents=True)
+                new_file = self._step_runs / "started.new"
+                new_file.write_text(self._unused_timestamp(f"{name}-{digest}"), encoding="utf-8")
+                new_file.rename(timestamp_file)
         self.path = self.out / f"{timestamp_file.read_text(encoding='utf-8')}-{name}-{digest}"
         self.measuring_seconds, self._start_time = 0.0, time.monotonic()
 
@@ -101,7 +104,8 @@ class TrainingMonitor:
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
         step_run = Run.open(*folder.iterdir())
-        self._write_combined_run()
+        with convert_write_errors(self.out):
+            self._write_combined_run()
         medians = {f"{LOG_PREFIX}{name}": value for name, value in median_statistics(step_run).items()}
         self.measuring_seconds += time.monotonic() - start_time
         return {**medians, TIME_SHARE_KEY: self.measuring_seconds / max(time.monotonic() - self._start_time, 1e-9)}

@@ -11,6 +11,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from headscope.base import plugins, user_input
 from headscope.errors import BadInput, Interrupted
 from headscope.models.unsupported import refuse_autocast
@@ -63,6 +65,7 @@ def create_engine(options: EngineOptions) -> Engine:
     return RayEngine(options)
 
 
+@torch.inference_mode(False)  # estimates need gradients, also inside a caller's inference mode
 def run_study(
     study: Study,
     out: Path | str = "runs",
