@@ -304,6 +304,7 @@ def test_a_scheme_written_in_two_ways_is_one_scheme(first: str, second: str, is_
 def test_a_checkpoint_loads_inside_inference_mode_and_weights_made_there_are_refused(tmp_path: Path) -> None:
     model = tiny()
     model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
     with torch.inference_mode():
         assert not next(hs.load(str(tmp_path)).module.parameters()).is_inference()
         with refuses(UnsupportedModel, "inference_mode"):
