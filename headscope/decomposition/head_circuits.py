@@ -33,7 +33,8 @@ class _FirstLayerDone(Exception):
 def effective_embeddings(model: Model, tokens: Tensor) -> Tensor:
     """The output [n, D] of the first layer for single tokens [n] at position 0, with the outputs of its heads set to 0.
 
-    That is the embedding plus the first MLP's output for it, float32.
+    That is the embedding, plus the bias of the first layer's attention output if it has one, plus the first MLP's
+    output for their sum; float32.
     """
     first, blocks = decoder_layers(model)[0], []
 

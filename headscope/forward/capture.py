@@ -89,7 +89,8 @@ class CapturedLayers:
     def edit_output(self, layer: int, edit: backend.OutputEdit) -> None:
         """Replace the head outputs z of one layer before its o_proj until the capture ends.
 
-        `edit(z, call)` returns z, [B, H, Lq, dv]; `call` is the AttentionCall with the q, k and v that z comes from.
+        `edit(z, call)` returns z, [B, H, Lq, dv]; `call` is the AttentionCall with the q, k and v that z comes
+        from, the `positions` of the queries and, in `variant`, the layer's `scaling`, `window` and `softcap`.
         """
         module = self._module(layer)
         self._record_editing()
