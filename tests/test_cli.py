@@ -159,7 +159,8 @@ def test_a_context_too_short_for_the_needle_is_refused(refused, lengths):
 def test_lengths_of_every_probe_are_a_list_of_tokens():
     for name, options in plugins.call_parts(OptionParts.options):
         if lengths := options.model_fields.get("lengths"):
-            assert str(lengths.annotation).startswith("list[") and "tokens" in lengths.description, name
+            assert str(lengths.annotation).startswith("list["), name
+            assert "tokens" in lengths.description, name
 
 
 def test_an_unknown_table_is_refused(refused):

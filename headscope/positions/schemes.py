@@ -4,9 +4,9 @@ Frequencies come from transformers (`ROPE_INIT_FUNCTIONS`) for every method that
 frequencies for its sliding-window layers, a scheme changes only the full-attention layers: a window does not grow with
 the context.
 
-Effect of a scheme on the temperature: unscaled, yarn, linear, ntk, abf and llama3 replace the checkpoint's RoPE scaling,
-including its factors on cos and sin and on the softmax scale; of these only yarn has a temperature of its own. logn
-multiplies the checkpoint's temperature, prope and nope keep it, alibi keeps the factor on the softmax scale.
+Effect of a scheme on the temperature: unscaled, yarn, linear, ntk, abf and llama3 replace the checkpoint's RoPE
+scaling, including its factors on cos and sin and on the softmax scale; of these only yarn has a temperature of its own.
+logn multiplies the checkpoint's temperature, prope and nope keep it, alibi keeps the factor on the softmax scale.
 """
 
 import math
