@@ -114,7 +114,7 @@ def test_paper_page_ends_with_the_notes_and_current_verdicts_of_shipped_runs_and
 # What can be run is run --------------------------------------------------------------------------------------------
 
 SMALLER = {
-    "--lengths 512,1024 --depths 3 --needles 2 --ablate-top 4 --draws 2": "--length 128 --depths 1 --needles 2 "
+    "--lengths 512,1024 --depths 3 --needles 2 --ablate-top 4 --draws 2": "--lengths 128 --depths 1 --needles 2 "
     "--ablate-top 4 --draws 1",
     "--out loss.pdf": "--out loss.html",  # needs no browser
     "--length 64,128": "--length 24,48",
