@@ -118,7 +118,7 @@ SECTIONS = (
 WHOLE = {
     "adapt": ("lora_rank", "lora_alpha", "warmup", "save_every", "validation_length", "checkpoint_activations_above"),
     "influence": ("estimate_order", "verify_top", "verify_random", "draws", "memory"),
-    "needle": ("max_length", "needles", "seeds"),
+    "needle": ("steps", "needles", "seeds"),
     "window": ("center", "dims", "seeds", "steps"),
     "scaling": ("seeds",),
     "detectors": ("sequences",),
@@ -243,7 +243,7 @@ STUDIES = [
     (("needle.depths.0", "finite", "nan"), "needle: {depths: [.nan]}"),
     (("needle", "depth 1.5", 0, 1), "needle: {depths: [1.5]}"),
     (("needle", "depths 1000000000", 1000), "needle: {depths: 1000000000}"),
-    (("needle", "lengths 4096", 100), "needle: {lengths: 4096}"),
+    (("needle", "'steps' 4", "512,1024", "'lengths'"), "needle: {lengths: [512, 1024], steps: 4}"),
     (("detectors.periods", "period 4"), "detectors: {periods: [4]}"),
     (("patterns.prompt", r"'a\x00'", "control character"), 'patterns: {prompt: "a\\0"}'),
     (("attribution.lengths", "length 1"), "attribution: {lengths: [1]}"),
@@ -758,7 +758,7 @@ def of_text_commands(code: int, named: Named, spec: str) -> Iterator[Any]:
         ("attribution", "--length", 24),
         ("influence", "--length", 24, "--component", "zero", "--method", "exact"),
         ("detectors", "--period", 8, "--sequences", 1),
-        ("needle", "--lengths", "50,", "--depths", 1, "--file", "{place}/needles.jsonl"),
+        ("needle", "--length", 50, "--depths", 1, "--file", "{place}/needles.jsonl"),
     ):
         own = {"detectors": shared[4:], "needle": (*shared[:2], *shared[4:])}.get(command, shared)
         yield case(code, named, command, *model, *own, *flags, name=f"{command} {spec}")
@@ -832,7 +832,7 @@ def of_ceilings() -> Iterator[Any]:
     yield case(2, (f"lengths [{DIGITS}]", 10), "scaling", f"--lengths={DIGITS}")
     for name in ("rows", "keys"):
         yield case(2, (f"--{name}", DIGITS), "patterns", f"--{name}={DIGITS}")
-    for name in ("needles", "max_length", "draws"):
+    for name in ("needles", "steps", "draws"):
         flag = f"--{name.replace('_', '-')}"
         yield case(2, (flag, DIGITS), "needle", f"{flag}={DIGITS}")
     yield case(2, DIGITS, "needle", f"--lengths={DIGITS}")

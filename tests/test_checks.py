@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from support.fake_runs import AFTER, BEFORE, DOCUMENTS, QUESTIONS, fake_run, mean_of
 from support.refusals import assert_names, refuses
 from support.synthetic_runs import synthetic_run
+from support.tiny_studies import PROBES, save_checkpoint, save_texts
 
 import headscope as hs
 from headscope.errors import BadInput, CannotWrite
@@ -385,6 +389,68 @@ def test_written_checks_pass_on_their_run(headscope: Command, nights: list[Path]
     code, _, err = headscope("check", nights[0], file, "--init")
     assert (code, len(err.splitlines())) == (2, 1)
     assert_names(err, file, "exists")
+
+
+def test_checks_written_for_one_model_pass_whatever_the_label_of_the_model(
+    headscope: Command, nights: list[Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "checks.yaml"
+    assert headscope("check", nights[0], file, "--init")[0] == 0
+    size: Any = {"lengths": (256,), "docs": 5, "seed": 0, "probes": NIGHT}
+    relabelled = synthetic_run(tmp_path, models=("night",), **size)
+    assert relabelled.models != Run.open(nights[0]).models
+    assert headscope("check", relabelled.path, file)[0] == 0
+
+
+NIGHTLY = (Path(__file__).parents[1] / "docs" / "checks.md").read_text(encoding="utf-8").partition("## Every night")[2]
+"""The part of the page about a check every night."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [0, 2, 5, 6])
+def test_the_documented_script_mails_all_but_passed_checks_and_keeps_only_those_runs(code: int, tmp_path: Path) -> None:
+    (script,) = re.findall(r"^```text\n(#!/bin/sh.*?)^```", NIGHTLY, re.MULTILINE | re.DOTALL)
+    commands = {
+        "nightly.sh": script,
+        "headscope": f'#!/bin/sh\n[ "$1" = run ] && echo "Run: runs/new" || exit {code}\n',
+        "mail": '#!/bin/sh\necho "$@" > mailed.txt\n',
+    }
+    for name, text in commands.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert subprocess.run(["./nightly.sh", "step-9"], cwd=tmp_path, env=path, check=False).returncode == code
+    assert (tmp_path / "passed.txt").exists() == (code == 0)
+    mailed = tmp_path / "mailed.txt"
+    assert code == 0 or f"step-9, exit code {code}" in mailed.read_text()
+    assert mailed.exists() == (code != 0)
+
+
+@pytest.mark.slow
+def test_the_documented_lines_measure_more_trials_and_documents_of_the_same_study(
+    headscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a tiny checkpoint, and four times as many in place of more."""
+    save_checkpoint(tmp_path / "tiny")
+    save_texts(tmp_path / "texts", 130)
+    monkeypatch.chdir(tmp_path)
+    (study,) = re.findall(r"^```yaml\n(# nightly.yaml.*?)^```", NIGHTLY, re.MULTILINE | re.DOTALL)
+    blocks = yaml.safe_load(study)
+    options = {"texts": {"source": "file:texts/*.txt", "docs": 1}, "detectors": {"periods": [16], "sequences": 1}}
+    options |= {"measure": PROBES["measure"]["measure"], "needle": PROBES["needle"]["needle"]}
+    assert blocks.keys() == {"name", *options}
+    Path("nightly.yaml").write_text(yaml.safe_dump(blocks | options))
+    counts = []
+    lines = re.findall(r"^headscope (?:needle|run) .*nightly\.yaml.*CHECKPOINT.*", NIGHTLY, re.MULTILINE)
+    for line in ("headscope run nightly.yaml --model night=CHECKPOINT", *lines):
+        words = shlex.split(re.sub("CHECKPOINT", "tiny", re.sub(r"--(seeds|docs) \d+", r"--\1 4", line)), comments=True)
+        code, out, err = headscope(*words[1:], "--quiet")
+        assert code == 0, f"{line}: {err}"
+        run = Run.open(re.findall("^Run: (.+)", out + err, re.MULTILINE)[0])
+        assert {"nll", "detectors", "needles"} <= {*run.tables}
+        counts.append((len(run.needles), run.nll["doc"].nunique()))
+    (trials, documents), *more = counts
+    assert more == [(4 * trials, documents), (trials, 4 * documents)]
 
 
 @pytest.mark.slow

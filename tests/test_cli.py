@@ -21,10 +21,12 @@ from support.synthetic_runs import synthetic_run
 from transformers import BertConfig, BertForMaskedLM
 
 import headscope as hs
+from headscope.base import plugins
 from headscope.cli.app import app
 from headscope.cli.command_groups import ProbeCommand, command_groups
 from headscope.models import loading
 from headscope.positions import AdaRoPE, resolve_schedule
+from headscope.study.config import OptionParts
 
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 """A text of a few thousand tokens."""
@@ -132,10 +134,6 @@ def test_non_numeric_rows_are_refused(refused):
     assert_names(refused(2, "run", "--rows", "some"), "--rows", "'some'")
 
 
-def test_a_length_passed_as_a_count_is_refused_with_the_right_form(refused):
-    assert_names(refused(2, "needle", "--lengths", "1024"), "'--lengths 1024,'")
-
-
 def test_single_depth_is_a_list_of_one(refused):
     assert_names(refused(2, "needle", "--depths", "1.5"), "depth", 1.5, 0, 1)
 
@@ -153,8 +151,16 @@ def test_non_numeric_length_is_refused(refused):
 
 
 @pytest.mark.model
-def test_a_context_too_short_for_the_needle_is_refused(refused):
-    assert_names(refused(2, "needle", "--lengths", "40,80"), "haystack", 40)
+@pytest.mark.parametrize("lengths", ["40,80", "40"])
+def test_a_context_too_short_for_the_needle_is_refused(refused, lengths):
+    assert_names(refused(2, "needle", "--lengths", lengths), "haystack", 40)
+
+
+def test_lengths_of_every_probe_are_a_list_of_tokens():
+    for name, options in plugins.call_parts(OptionParts.options):
+        if lengths := options.model_fields.get("lengths"):
+            assert str(lengths.annotation).startswith("list["), name
+            assert "tokens" in lengths.description, name
 
 
 def test_an_unknown_table_is_refused(refused):

@@ -114,14 +114,13 @@ def test_paper_page_ends_with_the_notes_and_current_verdicts_of_shipped_runs_and
 # What can be run is run --------------------------------------------------------------------------------------------
 
 SMALLER = {
-    "--lengths 512,1024 --depths 3 --needles 2 --ablate-top 4 --draws 2": "--lengths 128, --depths 1 --needles 2 "
+    "--lengths 512,1024 --depths 3 --needles 2 --ablate-top 4 --draws 2": "--lengths 128 --depths 1 --needles 2 "
     "--ablate-top 4 --draws 1",
     "--out loss.pdf": "--out loss.html",  # needs no browser
     "--length 64,128": "--length 24,48",
     "--length 64": "--length 24",
     "--length 128": "--length 48",
     "--phase 128:2": "--phase 48:2",
-    "--max-length 192": "--max-length 128",
     "--positions each --method exact": "--positions each --verify-top 1 --verify-random 1",
     "--count 4 --method exact --mlps": "--count 2 --method exact --mlps",
     "--pairs ioi --count 16 --draws 1": "--pairs induction --length 24 --count 3 --draws 1",

@@ -259,7 +259,7 @@ def test_scatter_plots_and_matrix_show_one_value_per_head(run: Run) -> None:
 
 
 def test_grid_accepts_strings_of_flags_and_lists_of_a_study_file() -> None:
-    grid = NeedleOptions(lengths="4", depths="3", max_length="1000")
+    grid = NeedleOptions(lengths=["1000"], steps="4", depths="3")
     assert grid.grid_lengths == [250, 500, 750, 1000]
     assert grid.grid_depths == [0, 0.5, 1]
     grid = NeedleOptions(lengths=["2048", "512"], depths=["0", "0.25"])

@@ -240,7 +240,7 @@ def random_layer(lab: Lab) -> tuple[Result, Names]:
 
 @kind("heads of a model with random weights, called retrieval heads", "marks")
 def random_heads(lab: Lab) -> tuple[Result, Names]:
-    grid = ("--lengths", "90,", "--depths", 1, "--needles", 2, "--template", "plain")
+    grid = ("--length", 90, "--depths", 1, "--needles", 2, "--template", "plain")
     places = ("--text", lab.texts, "--out", lab.own / "runs", *QUIET)
     result = lab.headscope("needle", "--model", f"x={lab.shared}/tiny", *grid, *places)
     assert result.run is not None

@@ -125,6 +125,16 @@ def test_schemes_match_transformers_with_the_same_rope_parameters(family: str, s
     assert difference(logits(model), expected) > 1e-3
 
 
+@MEASURABLE
+@pytest.mark.parametrize("own", ROPE_PARAMETERS)
+def test_unscaled_equals_the_weights_without_the_scaling_that_base_keeps(family: str, own: str) -> None:
+    plain = tiny(family)
+    scaled = load(scaled_twin(plain.module, ROPE_PARAMETERS[own]))
+    assert difference(logits(scaled, scheme="unscaled"), logits(plain)) == 0.0
+    assert difference(logits(scaled, scheme="base"), logits(plain)) > 1e-3
+    assert difference(logits(plain, scheme="unscaled"), logits(plain)) == 0.0
+
+
 @SOME_FAMILIES
 def test_yarn_matches_transformers_in_bfloat16(family: str) -> None:
     model = load(scaled_twin(families.MEASURABLE[family](), {}, torch.bfloat16))

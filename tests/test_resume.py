@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from support import families
@@ -23,6 +24,8 @@ import headscope as hs
 from headscope.errors import BadInput, BadRun, InputChanged, Interrupted
 from headscope.models import checkpoint
 from headscope.rendering import notebook
+from headscope.runs.io import sha256
+from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.runs.writer import RunWriter
@@ -245,6 +248,45 @@ def test_a_finished_run_is_not_measured_again(folder: Path, caplog: pytest.LogCa
     assert again.path == first.path
     assert_names(caplog.text, first.path)
     assert list((folder / "runs").iterdir()) == [first.path]
+
+
+def other_schema(file: Path) -> None:
+    """Store the table with a column less, as another version may have done."""
+    table = pq.read_table(file)
+    pq.write_table(table.select(table.schema.names[:-1]), file)
+    manifest = Run.open(file.parent).manifest
+    manifest["tables"][file.stem]["sha256"] = sha256(file)
+    write_manifest(file.parent, manifest)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "deleted": Path.unlink,
+    "empty": lambda file: file.write_bytes(b""),
+    "truncated": lambda file: file.write_bytes(file.read_bytes()[:-10]),
+    "changed": lambda file: file.write_bytes(b"?" + file.read_bytes()[1:]),
+    "another schema": other_schema,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("probe", "file", "damage"),
+    [
+        *(("measure", "nll.parquet", damage) for damage in DAMAGES),
+        ("measure", "positions.parquet", "deleted"),
+        ("adapt", "adapters/step-0001.safetensors", "deleted"),
+    ],
+)
+def test_a_finished_run_with_a_damaged_file_is_measured_again(
+    folder: Path, probe: str, file: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = runner.run_study(study_of(folder, probe), folder / "runs", resume=True)
+    expected = contents(first)
+    DAMAGES[damage](first.path / file)
+    again = runner.run_study(study_of(folder, probe), folder / "runs", resume=True)
+    assert_names(caplog.text, first.path, file)
+    assert (validate(again), contents(again)) == ([], expected)
+    assert runner.run_study(study_of(folder, probe), folder / "runs", resume=True).path == again.path
 
 
 def test_other_inputs_or_options_start_another_run(folder: Path) -> None:

@@ -71,6 +71,7 @@ def export(build: Builder, scheme: str, folder: Path) -> tuple[PreTrainedModel, 
         (with_rope("qwen2", {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}), "base"),
         (with_rope("llama-gqa", YARN), "base"),
         (with_rope("llama-gqa", YARN), "yarn:factor=8"),
+        (with_rope("llama-gqa", YARN), "unscaled"),
     ],
 )
 def test_transformers_reads_an_exported_longrope_back(build: Builder, scheme: str, tmp_path: Path) -> None:

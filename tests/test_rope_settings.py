@@ -33,7 +33,7 @@ from headscope.rendering.blocks import Chart
 from probes.positions.run import position_tables
 
 SCHEMES = ("yarn:factor=4", "yarn:factor=3,attention_factor=1.2", "linear:factor=4", "ntk:factor=4", "abf:theta=5e6")
-SCHEMES += ("llama3:factor=8",)
+SCHEMES += ("llama3:factor=8", "unscaled")
 IDS = torch.randint(3, families.VOCAB, (1, 40), generator=torch.Generator().manual_seed(5))
 
 
@@ -72,13 +72,15 @@ def check(schedule: Schedule, layer: int, expected: tuple[Tensor, float]) -> Non
 def config_with_scheme(own: dict[str, Any], scheme: str, maximum: int) -> dict[str, Any]:
     """The rope settings that a user would write for a scheme, from the checkpoint's own."""
     name, _, text = scheme.partition(":")
-    options = {key: float(value) for key, value in (item.split("=") for item in text.split(","))}
+    options = {key: float(value) for key, value in (item.split("=") for item in text.split(",") if item)}
     original = own.get("original_max_position_embeddings")
     if original is None:
         original = int(maximum / own["factor"]) if own["rope_type"] == "linear" else maximum
     rope = {"rope_theta": own["rope_theta"], "original_max_position_embeddings": original}
     if "partial_rotary_factor" in own:
         rope["partial_rotary_factor"] = own["partial_rotary_factor"]
+    if name == "unscaled":
+        return rope | {"rope_type": "default"}
     if name == "abf":
         return rope | {"rope_type": "linear", "factor": 1.0, "rope_theta": options["theta"]}
     if name == "llama3":

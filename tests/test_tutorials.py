@@ -39,7 +39,7 @@ SMALLER = {
     "lengths: [256, 1024]": "lengths: [64]",
     "lengths: [256], depths: 2, needles: 2": "lengths: [128], depths: 1, needles: 1",
     "docs=3": "docs=1",
-    "--lengths 512,1024 --depths 3 --needles 2 --ablate-top 4 --draws 2": "--lengths 128, --depths 1 --needles 2 "
+    "--lengths 512,1024 --depths 3 --needles 2 --ablate-top 4 --draws 2": "--lengths 128 --depths 1 --needles 2 "
     "--ablate-top 4 --draws 1",
     "256": "64",
     "1024": "96",

@@ -15,7 +15,7 @@ BENCHMARK_LENGTHS, BENCHMARK_DEPTHS = 20, 10
 
 def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
     """A grid of one needle up to context length `length`, with and without shared prefixes."""
-    grid = {"lengths": BENCHMARK_LENGTHS, "max_length": length, "depths": BENCHMARK_DEPTHS, "needles": 1}
+    grid = {"lengths": [length], "steps": BENCHMARK_LENGTHS, "depths": BENCHMARK_DEPTHS, "needles": 1}
     study = build_study({"models": {"bench": model.name}, "needle": grid})
     options = study.probe_options["needle"]
     assert isinstance(options, NeedleOptions)

@@ -10,7 +10,10 @@ from pathlib import Path, PurePath
 from headscope.base import user_input
 from headscope.errors import BadInput, did_you_mean
 
-SCHEME_NAMES = ("base", "yarn", "linear", "ntk", "abf", "llama3", "logn", "prope", "nope", "alibi", "adarope")
+SCHEME_NAMES = (
+    *("base", "unscaled", "yarn", "linear", "ntk", "abf", "llama3"),
+    *("logn", "prope", "nope", "alibi", "adarope"),
+)
 ANY_WEIGHTS = ",weights=any"
 """Suffix of a LoRA that is applied to another base model than the one that it names."""
 MAX_STEP = 2**63 - 1

@@ -29,11 +29,11 @@ Models = Annotated[
         "--model",
         help="NAME=CHECKPOINT[+LORA][@SCHEME[:key=value,...]]. Repeat for several models. CHECKPOINT: an alias "
         "(smollm2-135m), a folder, a .gguf file or a hub id ORG/NAME[:REVISION]. LORA: a folder written by peft. "
-        "SCHEME: base, yarn:factor=8, linear:factor=8, ntk:factor=8, abf:theta=5e6, llama3:factor=8, "
-        "logn:length=8192, prope:keep=0.75, nope, alibi, "
+        "SCHEME: base (with the RoPE scaling of its config), unscaled (without), yarn:factor=8, linear:factor=8, "
+        "ntk:factor=8, abf:theta=5e6, llama3:factor=8, logn:length=8192, prope:keep=0.75, nope, alibi, "
         "adarope:adapter=PATH (shipped adapters: smollm2-135m, smollm2-135m-longer, smollm2-135m-x2). "
-        "Sliding-window layers with frequencies of their own (Gemma 3) keep them under yarn, linear, ntk, abf and "
-        "llama3. [default: base=smollm2-135m]",
+        "Sliding-window layers with frequencies of their own (Gemma 3) keep them under unscaled, yarn, linear, ntk, "
+        "abf and llama3. [default: base=smollm2-135m]",
     ),
 ]
 PlaygroundModels = Annotated[

@@ -4,9 +4,9 @@ Frequencies come from transformers (`ROPE_INIT_FUNCTIONS`) for every method that
 frequencies for its sliding-window layers, a scheme changes only the full-attention layers: a window does not grow with
 the context.
 
-Effect of a scheme on the temperature: yarn, linear, ntk, abf and llama3 replace the checkpoint's RoPE scaling,
-including its factors on cos and sin and on the softmax scale; of these only yarn has a temperature of its own. logn
-multiplies the checkpoint's temperature, prope and nope keep it, alibi keeps the factor on the softmax scale.
+Effect of a scheme on the temperature: unscaled, yarn, linear, ntk, abf and llama3 replace the checkpoint's RoPE
+scaling, including its factors on cos and sin and on the softmax scale; of these only yarn has a temperature of its own.
+logn multiplies the checkpoint's temperature, prope and nope keep it, alibi keeps the factor on the softmax scale.
 """
 
 import math
@@ -42,10 +42,19 @@ class Scheme(Protocol):
 
 @dataclass(frozen=True)
 class Base:
-    """The checkpoint's own positions."""
+    """The checkpoint's own positions, with the RoPE scaling of its config, such as YaRN."""
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         return FixedSchedule.of_checkpoint(checkpoint)
+
+
+@dataclass(frozen=True)
+class Unscaled:
+    """RoPE of the checkpoint's base, without the RoPE scaling of its config."""
+
+    def schedule(self, checkpoint: LoadedModel) -> Schedule:
+        require_rotation(checkpoint, "unscaled")
+        return scaled_schedule(checkpoint, "linear", factor=1.0)
 
 
 @dataclass(frozen=True)
@@ -264,6 +273,7 @@ class AdaRoPEScheme:
 SCHEMES: Mapping[str, type[Any]] = MappingProxyType(
     {
         "base": Base,
+        "unscaled": Unscaled,
         "yarn": Yarn,
         "linear": Linear,
         "ntk": NTK,

@@ -191,7 +191,7 @@ def reference_page() -> str:
         *_functions(),
         "## Position schemes",
         "Written `CHECKPOINT@SCHEME:key=value,...`. Sliding-window layers with frequencies of their own (Gemma 3) keep "
-        "them under `yarn`, `linear`, `ntk`, `abf` and `llama3`: a window does not grow with the context.",
+        "them under `unscaled`, `yarn`, `linear`, `ntk`, `abf` and `llama3`: a window does not grow with the context.",
         _schemes(),
         "## Tables of a run",
         "Each is `<table>.parquet` in the run directory; bold columns are its key. Choices made where "

@@ -183,6 +183,8 @@ def write_checks(run: Run, path: Path) -> int:
     Return their number. Raises CannotWrite if the file exists, BadInput if nothing of the run can be checked.
     """
     entries = [*_checks_of_results(run), *_checks_of_roles(run)]
+    if len(run.models) == 1:  # so that the file also checks runs in which the model has another label
+        entries = [(comment, {key: entry[key] for key in entry if key != "model"}) for comment, entry in entries]
     if not entries:
         raise BadInput(
             f"nothing to check in {run.name}: no result with a better direction and no role has an interval. Measure "

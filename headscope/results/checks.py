@@ -138,7 +138,7 @@ def _subjects(run: Run, check: Check) -> list[Result]:
     if check.model is not None and check.model not in run.models:
         raise BadInput(
             f"check '{check.title}': the run has no model '{check.model}'{did_you_mean(check.model, run.models)}. "
-            f"Use one of: {', '.join(run.models)}"
+            f"Use one of: {', '.join(run.models)}; or remove 'model' to check all"
         )
     if check.statistic is not None:
         return [head_statistic(run, check, model) for model in _models_with_statistic(run, check)]

@@ -122,6 +122,18 @@ class RunTables:
                 if name in all_tables():
                     check_digest(*part._file(name))
 
+    def unreadable_files(self) -> list[str]:
+        """Names of the files that are missing or changed, or whose table lacks a declared column."""
+        unreadable = []
+        for name in self.tables:
+            file, digest = self._file(name)
+            try:
+                check_digest(file, digest)
+                self._declared(name, arrow.stored_schema(file).empty_table())
+            except BadRun:
+                unreadable.append(file.name)
+        return [*unreadable, *_changed_files(self)]
+
     def check_footers(self) -> None:
         """Raise BadRun if the file of a table is missing or not complete. Fast: it reads only the ends of the files."""
         for name in self.tables:
@@ -210,10 +222,12 @@ def validate(run: RunTables) -> list[str]:
     for name, facts in run.manifest["tables"].items():
         if name in all_tables():
             problems += _problems_of_table(run, name, facts)
-    for name, digest in run.manifest.get("files", {}).items():
-        if _digest(run.path / name) != digest:
-            problems.append(f"{name}: missing or changed")
-    return problems
+    return [*problems, *(f"{name}: missing or changed" for name in _changed_files(run))]
+
+
+def _changed_files(run: RunTables) -> list[str]:
+    """Names of the files of a run, other than tables, that are missing or changed."""
+    return [name for name, digest in run.manifest.get("files", {}).items() if _digest(run.path / name) != digest]
 
 
 def _problems_of_table(run: RunTables, name: str, facts: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ Every step is a rename, so a kill at any moment leaves either the state before o
 import errno
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -37,6 +38,8 @@ from headscope.runs.job_files import StoredTable, data_digest, read_header, read
 from headscope.runs.manifest import write_manifest
 from headscope.runs.merging import write_merged
 from headscope.runs.run import PLAN_FILE, CombinedRun, Run
+
+log = logging.getLogger("headscope")
 
 MAX_NAME_BYTES = 255
 """Longest file name in bytes."""
@@ -141,7 +144,10 @@ class RunWriter:
             write_json(self.partial_path / PLAN_FILE, {"cells": jobs})
 
     def find_finished(self, inputs: Mapping[str, str]) -> Run | None:
-        """A finished run of this config and these inputs, unless there are unfinished jobs to continue."""
+        """A finished run of this config and these inputs, unless there are unfinished jobs to continue.
+
+        Warns of such a run if it has files that cannot be read, and passes over it.
+        """
         if self.final_path.is_dir():  # a kill fell between the commit and its clean-up
             return self.commit([], {})
         if any(self.cells_folder.iterdir()):
@@ -154,7 +160,9 @@ class RunWriter:
             recorded_inputs = run.manifest.get("inputs")
             has_same_config = _canonical_json(run.manifest.get("config", {})) == _canonical_json(self.draft["config"])
             if has_same_config and isinstance(recorded_inputs, dict) and inputs.items() <= recorded_inputs.items():
-                return run
+                if not (files := run.unreadable_files()):
+                    return run
+                log.warning("finished run %s is damaged (%s); measuring it again", folder, ", ".join(files))
         return None
 
     def check_inputs(self, inputs: Mapping[str, str]) -> None:

@@ -76,10 +76,10 @@ GLOSSARY = (
     ),
     Term(
         "Position schemes",
-        "base is the checkpoint as it was trained. YaRN slows the slow pairs to reach longer contexts, and multiplies "
-        "queries and keys by a constant, its attention factor; “YaRN without factor” omits it. AdaRoPE learns the "
-        "frequencies of each KV group, and for each head a temperature τ and an exponent γ with which its logits grow "
-        "with the context.",
+        "base is the checkpoint with the RoPE scaling of its config, unscaled without it. YaRN slows the slow pairs to "
+        "reach longer contexts, and multiplies queries and keys by a constant, its attention factor; “YaRN without "
+        "factor” omits it. AdaRoPE learns the frequencies of each KV group, and for each head a temperature τ and an "
+        "exponent γ with which its logits grow with the context.",
     ),
     Term(
         "95 % confidence intervals",

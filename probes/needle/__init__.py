@@ -13,7 +13,7 @@ class Needle(Probe):
     group = "Tasks"
     order = 30
     takes = ("models", "text")
-    example = "headscope needle --model base=smollm2-135m --lengths 20 --max-length 10000 --depths 10 --needles 1"
+    example = "headscope needle --model base=smollm2-135m --length 10000 --steps 20 --depths 10 --needles 1"
     explorer_tab = "Trials"
     head_explorer_heading = "At the needle's answer"
     head_explorer_table = "needle_keys"

@@ -9,11 +9,9 @@ from headscope.base.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.errors import OptionError
 from headscope.prompts.needle_grid import even_depths
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
-from headscope.study.config import Options, TextSource
+from headscope.study.config import Lengths, Options, TextSource
 from headscope.study.option_rules import Excludes, Needs
 
-MAX_LENGTHS = 100
-"""A larger number is probably meant as a length in tokens."""
 MAX_DEPTHS = 1000
 
 
@@ -29,13 +27,9 @@ class NeedleOptions(Options):
         Needs("rank_by=attribution", "attribution", "heads are ranked by what is measured"),
     )
 
-    lengths: int | list[int] = Field(
-        4,
-        description="number of context lengths, evenly spaced up to the maximum length; or a list in tokens, "
-        "e.g. 512,2048",
-    )
-    max_length: int = Field(
-        2048, ge=1, le=2**31, description="longest context in tokens, if the lengths are given as a number"
+    lengths: Lengths = Field([512, 1024, 1536, 2048], description="context lengths in tokens")
+    steps: int | None = Field(
+        None, ge=1, le=100, description="number of context lengths, evenly spaced up to a single length (default 2048)"
     )
     depths: int | list[float] = Field(5, description="number of depths, evenly spaced from 0 to 1; or a list")
     needles: int = Field(6, ge=1, le=10_000, description="number of needles per kind")
@@ -97,14 +91,13 @@ class NeedleOptions(Options):
 
     @model_validator(mode="after")
     def _check_grid(self) -> "NeedleOptions":
-        numbers = (self.lengths, self.depths)
-        if any(isinstance(number, int) and number < 1 for number in numbers) or [] in numbers:
-            raise ValueError("no length or no depth. Give at least one of each")
-        if isinstance(self.lengths, int) and self.lengths > MAX_LENGTHS:
-            raise ValueError(
-                f"lengths {self.lengths} means {self.lengths} context lengths, at most {MAX_LENGTHS}. For one "
-                "length of "
-                f"{self.lengths} tokens write '--lengths {self.lengths},' or [{self.lengths}] in a study file"
+        if self.depths == [] or (isinstance(self.depths, int) and self.depths < 1):
+            raise ValueError("no depth. Give at least one")
+        if self.steps and len(self.lengths) > 1 and "lengths" in self.model_fields_set:
+            raise OptionError(
+                "{steps} {count} needs a single context length, not {given}. Change {lengths}, or remove {steps}",
+                count=self.steps,
+                given=",".join(map(str, self.lengths)),
             )
         if isinstance(self.depths, int) and self.depths > MAX_DEPTHS:
             raise ValueError(f"depths {self.depths} means {self.depths} depths. Use at most {MAX_DEPTHS}, or a list")
@@ -112,8 +105,6 @@ class NeedleOptions(Options):
             raise ValueError(f"depth {wrong[0]:g} is out of range. Use 0 (start of the haystack) to 1 (end)")
         if len({f"{depth:.4f}" for depth in self.grid_depths}) < len(self.grid_depths):
             raise ValueError("two depths are closer than 0.0001. Remove one")
-        if min(self.grid_lengths) < 1:
-            raise ValueError(f"context length {min(self.grid_lengths)} is too short. Use at least 1")
         return self
 
     @model_validator(mode="after")
@@ -129,9 +120,9 @@ class NeedleOptions(Options):
     @property
     def grid_lengths(self) -> list[int]:
         """Context lengths in tokens, ascending."""
-        if isinstance(self.lengths, list):
-            return sorted(set(self.lengths))
-        return sorted({round(self.max_length * n / self.lengths) for n in range(1, self.lengths + 1)})
+        if self.steps is None:
+            return self.lengths
+        return sorted({max(1, round(self.lengths[-1] * n / self.steps)) for n in range(1, self.steps + 1)})
 
     @property
     def grid_depths(self) -> list[float]:
