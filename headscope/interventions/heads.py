@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headscope.attention.geometry import Geometry
-from headscope.base.heads import Head, HeadSet, format_head, parse_head
+from headscope.base.head_set import HeadSet
+from headscope.base.heads import Head, format_head, parse_head
 from headscope.base.model_identity import AcceptedWeights, refuse_other_weights
 from headscope.errors import BadInput
 from headscope.positions.model import Model

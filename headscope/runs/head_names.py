@@ -4,7 +4,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from headscope.base.heads import HeadSet, format_head, parse_head
+from headscope.base.head_set import HeadSet
+from headscope.base.heads import format_head, parse_head
 from headscope.base.model_identity import WeightDigests
 from headscope.base.user_input import quote
 from headscope.errors import BadInput

@@ -6,11 +6,10 @@ A JSON list with an object per layer: query head -> [pattern, vertical, slash, s
 from collections.abc import Mapping
 from typing import Any
 
-from headscope.base.user_input import expand_path, quote
+from headscope.base.user_input import expand_path, quote, read_json
 from headscope.errors import BadInput
 from headscope.runs.aggregation import rows_at_longest_length
 from headscope.runs.run_tables import RunTables
-from headscope.scores.file_reader import read_json
 
 PATTERN, RULE = "vertical_and_slash", "vertical-slash"
 Patterns = Mapping[tuple[int, int], tuple[int, int]]
