@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from support.refusals import refuses
 from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint
@@ -17,6 +18,12 @@ from headscope.errors import BadInput
 from headscope.results.collection import results_of_all_models
 from headscope.run import Run
 from headscope.runs.head_names import parse_heads
+from headscope.study.config import Options
+from probes.ablation.declaration import AblationOptions
+from probes.circuit.declaration import CircuitOptions
+from probes.patching.declaration import PatchingOptions
+from probes.patching.paths.declaration import PathsOptions
+from probes.spans.declaration import SpansOptions
 
 RANKED = ((3, 2), (3, 0), (1, 3), (0, 1))
 NAMES = [f"L{layer}H{head}" for layer, head in RANKED]
@@ -161,6 +168,34 @@ def test_files_that_name_no_heads_are_refused_by_every_reader(
         with refuses(BadInput, tmp_path / name, *named) as error:
             read(tmp_path / name)
         assert "\n" not in str(error.value)
+
+
+OPTIONS: dict[str, tuple[type[Options], str, dict[str, Any]]] = {
+    "patch": (PatchingOptions, "heads", {}),
+    "paths": (PathsOptions, "senders", {"receivers": ["L1H0"]}),
+    "ablate": (AblationOptions, "heads", {"pairs": ["ioi"]}),
+    "circuit": (CircuitOptions, "heads", {}),
+    "spans": (SpansOptions, "heads", {"prompts": "p.jsonl", "steer": 0.1}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_of_heads_takes_a_text_and_refuses_a_blank_name(name: str) -> None:
+    options, field, others = OPTIONS[name]
+    for text, names in (("L0H1, L1H3", ["L0H1", "L1H3"]), ("file:a,b.yaml", ["file:a,b.yaml"])):
+        assert getattr(options(**{field: text}, **others), field) == names
+    for blank in ("", "L0H1,", ["L0H1", ""], []):
+        with pytest.raises(ValidationError):
+            options(**{field: blank}, **others)
+
+
+def test_a_list_without_heads_steers_no_head(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"text": "[[a]]w1 w2[[/a]] w3", "continuation": " w4"}')
+    (tmp_path / "empty.yaml").write_text("heads: []")
+    nothing = HeadSet((), model_digests=hs.load(str(tiny)).identity.weights)
+    for heads, named in ((f"file:{tmp_path / 'empty.yaml'}", "no heads"), (nothing, "no head")):
+        with refuses(BadInput, named):
+            hs.spans(str(tiny), prompts=str(tmp_path / "p.jsonl"), steer=0.1, heads=heads, out=tmp_path, quiet=True)
 
 
 def import_scores(tiny: Path, tmp_path: Path, **options: Any) -> Run:

@@ -52,12 +52,7 @@ AnswerMetric = Annotated[
 ]
 
 
-def _split(value: Any) -> Any:
-    """A text such as "L18H6,L3H1" as names; of a HeadSet and of pairs (layer, head) the names."""
-    return head_names(value.split(",") if isinstance(value, str) and ":" not in value else value)
-
-
-HeadNames = Annotated[list[str], BeforeValidator(_split), AfterValidator(names_of_heads)]
+HeadNames = Annotated[list[str], BeforeValidator(head_names), AfterValidator(names_of_heads)]
 PositionNames = Annotated[list[Annotated[str, Field(min_length=1)]], ACCEPTS_POSITIONS]
 
 
