@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import pandas as pd
 import torch
@@ -79,7 +79,7 @@ class RuleByHead(Rule):
 
 def own_rules(choice: pd.DataFrame, geometry: Geometry) -> RuleByHead:
     """Each head's own best rule, from the layer (its number), head and `own_rule` of all heads of a model."""
-    names = {(row.layer, row.head): str(row.own_rule) for row in choice.itertuples()}
+    names: dict[Any, str] = {(row.layer, row.head): str(row.own_rule) for row in choice.itertuples()}
     return RuleByHead.for_model({head: parse_rule(name) for head, name in names.items()}, geometry)
 
 
