@@ -10,7 +10,8 @@ from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 import pandas as pd
 
-from headscope.base.heads import Head, HeadSet, parse_unit
+from headscope.base.head_set import HeadSet
+from headscope.base.heads import Head, parse_unit
 from headscope.errors import BadInput
 from headscope.rendering.assembly import run_statistics
 from headscope.runs.aggregation import HEAD_KEYS

@@ -509,6 +509,7 @@ def import_scores(
     resume: bool = False,
     quiet: bool = False,
     file: str = ...,
+    column: str | None = None,
     weights: Literal["same", "any"] = "same",
 ) -> Run:
     """Store the head scores of another tool's file with a model, to compare them with headscope's own measures."""

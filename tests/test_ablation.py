@@ -12,7 +12,7 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
-from headscope.base.heads import HeadSet
+from headscope.base.head_set import HeadSet
 from headscope.errors import BadInput
 from headscope.interventions.ablation import REFERENCE_TOKENS
 from headscope.interventions.heads import heads_by_layer

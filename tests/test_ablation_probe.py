@@ -18,7 +18,7 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.base.ablation_names import column_part
-from headscope.base.heads import HeadSet
+from headscope.base.head_set import HeadSet
 from headscope.base.model_identity import WeightDigests
 from headscope.errors import BadInput, InputChanged, Interrupted
 from headscope.interventions.ablation import REFERENCE_TOKENS

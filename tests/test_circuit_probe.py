@@ -463,6 +463,7 @@ class RecordedProgress(NoProgress):
     [
         (("L0H1", "twice"), ("--heads", "L0H1,L0H1")),
         (("L0H1", "twice"), ("--heads", "L0H1,0.1")),
+        (("L0H1@",), ("--heads", "L0H1@,L1H1")),
         (("--heads",), ()),
         (("--heads", "'all'"), ("--heads", "all")),
         (("16 heads",), ("--heads", ",".join(f"L{layer}H{head}" for layer, head in ALL))),

@@ -27,7 +27,7 @@ from dashboards.run_store import current_store
 from dashboards.tabs import tab_bar, visible_sections
 from dashboards.view_state import FILTER_PARAMETERS, ViewState, parse_head, parse_query
 from headscope.base import plugins
-from headscope.base.heads import HeadSet
+from headscope.base.head_set import HeadSet
 from headscope.errors import BadInput, BrokenProbe
 from headscope.probe import Probe
 from headscope.rendering import assembly, similar_heads

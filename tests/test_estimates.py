@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from support.refusals import assert_names
 
-from headscope.base.heads import ESTIMATE_MARK, EXACT, HeadSet, estimate_mask
+from headscope.base.head_set import HeadSet
+from headscope.base.heads import ESTIMATE_MARK, EXACT, estimate_mask
 from headscope.plots.head_matrices import plot_matrix
 from headscope.rendering.text import describe_extremes, describe_ranks, statistics_table
 from headscope.runs.run import Run

@@ -19,7 +19,7 @@ from headscope.measures.sparse_rules import parse_rule
 from headscope.measures.top_keys import TopKeysAccumulator
 from headscope.measures.value_attention import ValueWeightedRows
 from headscope.streaming import StreamingWindow
-from probes.sparsity.patterns import HeadPatterns
+from probes.sparsity.patterns import BlockSparse, HeadPatterns
 
 LENGTH, ROWS, MOST = 65_536, 64, 120
 RULES = ("top:5", "group-top:5", "layer-top:5", "block:4:3", "block-mean:4:3", "block-bounds:4:3", "streaming:2:7",
@@ -61,7 +61,10 @@ def test_measures_of_sampled_rows_launch_few_kernels_per_layer(rule: str, querie
 @pytest.mark.parametrize("measure", ["top_keys", "maps", "streaming", "detectors", "values", "sparse", "answers"])
 def test_no_other_measure_of_a_layer_waits_for_the_gpu(measure: str) -> None:
     geometry = geometry_of(6, 3, 16, 8, windows=[None])
-    rules = [*map(parse_rule, RULES), HeadPatterns((torch.ones(2, 6, 1, dtype=torch.long),))]
+    rules = [
+        *map(parse_rule, RULES),
+        HeadPatterns((parse_rule("streaming:1:1"), BlockSparse(4, 1)), (torch.arange(6) % 2,)),
+    ]
     accumulator: Any = {
         "top_keys": lambda: TopKeysAccumulator(geometry, torch.arange(0, 300, 7), 5),
         "maps": lambda: PooledMaps(geometry, 300),

@@ -13,7 +13,7 @@ from support.tiny_studies import save_checkpoint, save_texts
 from transformers import LlamaForCausalLM
 
 import headscope as hs
-from headscope.base.heads import HeadSet
+from headscope.base.head_set import HeadSet
 from headscope.base.model_identity import WeightDigests
 from headscope.errors import BadInput
 from headscope.run import Run

@@ -30,7 +30,7 @@ from headscope.study.ray_worker import RayWorker
 from headscope.study.runner import run_study
 from probes.sparsity import results as sparsity_results
 from probes.sparsity.analysis import choose_rules, recall_by_depth, rule_at_cost, rule_family
-from probes.sparsity.patterns import OwnRules, PromptRule
+from probes.sparsity.patterns import PromptRule, own_rules
 from probes.sparsity.view import charts
 
 LENGTH, DOCS, MAX_ERROR = 40, 3, 1e-5
@@ -264,7 +264,7 @@ def test_another_probe_on_the_same_pass_changes_no_choice(folder: Path, run: Run
 def test_keys_of_a_prompt_are_chosen_from_the_prompt_alone(folder: Path) -> None:
     model = hs.load(str(folder / "tiny"), device="cpu")
     ids = torch.randint(3, families.VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(1))
-    own = OwnRules.for_model(
+    own = own_rules(
         pd.DataFrame([
             {"layer": layer, "head": head, "own_rule": ("vertical-slash:3:3", "streaming:1:4")[head % 2]}
             for layer in range(families.LAYERS) for head in range(families.HEADS)

@@ -14,7 +14,7 @@ from support.synthetic_runs import synthetic_run
 from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_checkpoint, tokenizer
 
 import headscope as hs
-from headscope.base.heads import HeadSet
+from headscope.base.head_set import HeadSet
 from headscope.errors import Interrupted
 from headscope.interventions.heads import Unit
 from headscope.interventions.metrics import PairTokens

@@ -1,21 +1,25 @@
 """Prompt pairs: read from files with every mistake named by its line, or generated alike for every seed."""
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from support import tiny_studies, tokenizers
 from support.refusals import refuses
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
+import headscope as hs
 from headscope.errors import BadInput, ResourceMissing
 from headscope.models.loading import load_tokenizer
 from headscope.prompts import pair_sets
 from headscope.prompts.haystack import load_haystacks
+from headscope.prompts.needles import read_needles
 from headscope.prompts.pairs import (
     PromptPair,
     TokenPair,
@@ -24,6 +28,7 @@ from headscope.prompts.pairs import (
     read_prompt_pairs,
     tokenize_pair,
 )
+from headscope.prompts.spans import read_span_prompts
 
 PAIR = {"name": "one", "clean": "w1 w2 w3", "corrupted": "w1 w4 w3", "answer": " w5", "wrong": " w6"}
 ALL_SETS = pytest.mark.parametrize("name", pair_sets.GENERATED_SETS)
@@ -87,6 +92,43 @@ def test_a_mistake_in_a_file_is_reported_with_its_line(tmp_path: Path, line: Any
     with refuses(BadInput, f"'{file}'", "line 2", *named) as error:
         read_prompt_pairs(file)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("read", "key"), [(read_prompt_pairs, "answer"), (read_span_prompts, "text"), (read_needles, "question")]
+)
+def test_a_key_that_repeats_in_a_line_is_refused(read: Any, key: str, tmp_path: Path) -> None:
+    """JSON itself would keep the last."""
+    file = write(tmp_path, "", f'{{"name": "x", "{key}": " a", "{key}": " b"}}')
+    with refuses(BadInput, f"'{file}'", "line 2", f"'{key}'", "twice"):
+        read(file, 9) if read is read_needles else read(file)
+
+
+CHANGES: dict[str, Any] = {
+    "missing": {"corrupted": None},
+    "empty": {"corrupted": ""},
+    "of another length": {"corrupted": "w1 w2"},
+    "with an answer of its own": {"corrupted_answer": " w1"},
+    "with an answer of another length": {"corrupted_answer": " w1 w2 w3"},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("probe", ["attribution", "ablate", "circuit"])
+def test_a_probe_of_the_clean_prompt_takes_any_corrupted_prompt(probe: str, change: str, tmp_path: Path) -> None:
+    tiny_studies.save_checkpoint(tmp_path / "tiny")
+    options: dict[str, Any] = {"ablate": {"heads": "L0H1"}, "circuit": {"heads": "L0H1,L1H3", "complement": "zero"}}
+    contents = []
+    for changes in ({}, CHANGES[change]):
+        pair = {key: value for key, value in {**PAIR, **changes}.items() if value is not None}
+        file = write(tmp_path, pair)
+        run = getattr(hs, probe)(
+            {"base": str(tmp_path / "tiny")}, pairs=[file], out=tmp_path / "runs", quiet=True, **options.get(probe, {})
+        )
+        contents.append({name: run.table(name) for name in run.tables})
+        shutil.rmtree(run.path)
+    for name, table in contents[0].items():
+        pd.testing.assert_frame_equal(table, contents[1][name])
 
 
 def test_a_missing_file_and_an_empty_file_are_refused(tmp_path: Path) -> None:

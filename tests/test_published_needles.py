@@ -172,6 +172,16 @@ def test_heads_of_a_file_are_ablated_whatever_the_run_measures(folder: Path, tmp
 
 
 @pytest.mark.slow
+def test_the_first_heads_of_a_list_of_some_heads_are_ablated(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "heads.yaml").write_text("attn_head_set: 1-3,0-2,0-0")
+    run, success = ablated_success(folder, tmp_path, heads=str(tmp_path / "heads.yaml"))
+    heads = run.table("needle_ablated_heads")
+    assert {*zip(*heads.loc[heads["draw"] == 0, ["layer", "head", "score"]].to_numpy().T, strict=True)} == {(1, 3, 3)}
+    assert success.loc["zero", 0] == 1
+    assert (heads.loc[heads["draw"] > 0, "score"] == 0).all()  # heads that the list does not name
+
+
+@pytest.mark.slow
 def test_one_needle_and_mode_wu_are_enough_for_the_heads_of_a_file(folder: Path, tmp_path: Path) -> None:
     path = head_file(tmp_path, "0-2")
     _, success = ablated_success(folder, tmp_path, heads=path, needles=1)

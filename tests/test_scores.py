@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import headscope as hs
 from headscope import scores
-from headscope.base.heads import HeadSet
+from headscope.base.head_set import HeadSet
 from headscope.cli.flags import example_run
 from headscope.errors import BadInput, CannotWrite, ResourceMissing
 from headscope.rendering import notebook
@@ -324,28 +324,6 @@ def test_existing_and_unwritable_paths_are_refused_and_nothing_is_left(example: 
         with refuses(CannotWrite, tmp_path / "file", "--out"):
             example.export(name, tmp_path / "file" / "inside", "retrieval", "base")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "named"),
-    [
-        ("m.json", '{"0-0": [NaN]}', ("'m'", "1 of 1 heads", "L0H0")),
-        ("m.json", '{"0-0": [1], "00-0": [2]}', ("'m'", "two", "L0H0")),
-        ("m.json", '{"0-0": [1], "0-0": [2]}', ("m.json", "'0-0'")),
-        ("m.json", '{"0-0": [1]', ("m.json", "line 1")),
-        ("m.json", '{"0-0": ["x"]}', ("m.json", "'x'")),
-        ("m.json", "[1, 2]", ("m.json", "[1, 2]", "headscope export")),
-        ("m.json", '{"a": 1}', ("m.json", "{'a': 1}", "headscope export")),
-        ("m.json", '{"headwise_config": {"sink_token_num": 4}}', ("m.json", "headscope export")),
-        ("m.yaml", "attn_head_set: 1_2", ("m.yaml",)),
-        ("m.csv", "layer,head\n0,0\n", ("m.csv", "layer", "head", "score")),
-    ],
-)
-def test_files_that_hold_no_scores_are_refused(tmp_path: Path, name: str, content: str, named: tuple[str, ...]) -> None:
-    (tmp_path / name).write_text(content)
-    with refuses(BadInput, *named) as error:
-        scores.read(tmp_path / name)
-    assert "\n" not in str(error.value)
 
 
 def test_a_file_with_many_scores_of_every_head_is_read(tmp_path: Path) -> None:

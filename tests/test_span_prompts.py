@@ -284,6 +284,11 @@ def test_a_bad_class_is_refused(entry: str, named: str) -> None:
         parse_classes([entry])
 
 
+def test_two_classes_of_one_name_are_refused() -> None:
+    with refuses(ValueError, "'x'", "twice"):
+        parse_classes(["x=a", "digit", "x=b"])
+
+
 def test_marks_are_removed_from_the_text() -> None:
     marked = parse_marks("a [[x]]b[[/x]] c [[y z]]d[[/y z]]", "here")
     assert marked.text == "a b c d"

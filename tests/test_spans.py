@@ -17,7 +17,8 @@ from support.tiny_studies import WORDS, save_checkpoint, save_texts
 from support.tiny_studies import tokenizer as tiny_tokenizer
 
 import headscope as hs
-from headscope.base.heads import HeadSet, parse_head
+from headscope.base.head_set import HeadSet
+from headscope.base.heads import parse_head
 from headscope.base.model_identity import WeightDigests
 from headscope.errors import BadInput, BadOption
 from headscope.measures.span_mass import SpanMass

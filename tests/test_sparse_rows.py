@@ -25,6 +25,7 @@ from headscope.measures.row_tile import RowTile
 from headscope.measures.span_mass import row_weights
 from headscope.measures.sparse_rows import SparseRows
 from headscope.measures.sparse_rules import Rule, Top, parse_rule
+from probes.sparsity.patterns import BlockSparse
 
 LENGTH = 45
 TINY = torch.finfo(torch.float32).tiny
@@ -72,7 +73,8 @@ def test_every_rule_equals_sorted_rows_of_eager_attention(
     ids = torch.randint(3, families.VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(0))
     _, layers = eager_reference.eager_qk(module, ids)
     model, values = hs.load(module), {}
-    sparse = SparseRows(model.geometry, [*map(parse_rule, RULES)], lambda *_: ROWS)
+    rules = [*map(parse_rule, RULES), BlockSparse(4, 3)]
+    sparse = SparseRows(model.geometry, rules, lambda *_: ROWS)
     with capturing(model) as captured, torch.no_grad():
         captured.listen(sparse.update)
         captured.listen(lambda record: values.update({record.layer: record.v}))
@@ -81,7 +83,7 @@ def test_every_rule_equals_sorted_rows_of_eager_attention(
     for number, layer in zip(model.geometry.layer_numbers, layers, strict=True):
         alpha = eager_reference.layer_weights(layer)
         v = values[number].double().repeat_interleave(len(layer.q) // len(layer.k), 0)
-        for n, rule in enumerate(RULES):
+        for n, rule in enumerate(map(str, rules)):
             stored = by_rule[(by_rule["layer"] == number) & (by_rule["rule"] == n)].sort_values("head")
             expected = reference(
                 alpha, v, dense_sets(rule, alpha, layer.q.double(), layer.k.double()), 1 - alpha.sum(-1)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from support import eager_reference, families
+from support.measure_laws import geometry_of
 from support.refusals import refuses
 from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 
@@ -37,6 +38,7 @@ from probes.sparsity.analysis import (
 )
 from probes.sparsity.declaration import BEST, DENSE, INDEXER, TEXT, SparsityOptions
 from probes.sparsity.declaration import PUBLISHED as PUBLISHED_RULE
+from probes.sparsity.patterns import head_patterns
 from probes.sparsity.results import FEW_KEYS, keys_result
 from probes.sparsity.run import SparsityRunner
 from probes.sparsity.view import charts, head_charts
@@ -174,18 +176,21 @@ def test_results_name_the_worst_head_and_checks_bound_it_by_layer(run: Run) -> N
         assert "{" not in sentence(result)
 
 
-def test_a_pattern_file_in_the_published_form_gives_each_head_its_own_sizes(run: Run, folder: Path) -> None:
-    """With the sizes of `vertical-slash:2:2` for every head, the file measures the same as the rule."""
+@pytest.mark.parametrize(("pattern", "rule"), [("vertical_and_slash", "vertical-slash"), ("stream_llm", "streaming")])
+def test_a_pattern_file_in_the_published_form_gives_each_head_its_own_sizes(
+    run: Run, folder: Path, pattern: str, rule: str
+) -> None:
+    """With the sizes of one rule for every head, the file measures the same as the rule."""
     stored = run.rows("sparse_rows", model="base", rule="minference")
     assert len(stored) == DOCS * families.LAYERS * families.HEADS
-    same = [{head: ["vertical_and_slash", 8, 8, 1.0] for head in layer} for layer in PUBLISHED]
+    same = [{head: [pattern, 8, 8, 1.0] for head in layer} for layer in PUBLISHED]
     (folder / "same.json").write_text(json.dumps(same))
     again = hs.sparsity(
         str(folder / "tiny"), text=f"file:{folder}/texts/*.txt", docs=1, lengths=[LENGTH], rows=ROWS,
-        rules=["vertical-slash:8:8"], patterns=str(folder / "same.json"), out=folder / "runs", quiet=True,
+        rules=[f"{rule}:8:8"], patterns=str(folder / "same.json"), out=folder / "runs", quiet=True,
     )  # fmt: skip
     columns = ["layer", "head", "recall", "kl", "error", "kept"]
-    ours, theirs = (again.rows("sparse_rows", rule=rule)[columns] for rule in ("vertical-slash:8:8", "minference"))
+    ours, theirs = (again.rows("sparse_rows", rule=rule)[columns] for rule in (f"{rule}:8:8", "minference"))
     pd.testing.assert_frame_equal(ours.reset_index(drop=True), theirs.reset_index(drop=True))
 
 
@@ -209,9 +214,13 @@ def test_an_exported_file_is_read_as_minference_reads_it(run: Run, folder: Path)
     ("content", "named"),
     [
         (PUBLISHED[:2], ("8 heads", "(1, 3)")),
-        ([{"0": ["block_sparse", 1, 1, 1]}], ("p.json", "'block_sparse'", "vertical_and_slash")),
+        ([{"0": ["dilated1", 1, 1, 1]}], ("p.json", "L0H0", "'dilated1'", "vertical_and_slash", "block_sparse")),
+        ([{"0": ["vertical_and_slash", 4.9, 3, 1]}], ("p.json", "L0H0", 4.9)),
+        ([{"0": ["vertical_and_slash", 4, True, 1]}], ("p.json", "L0H0", "True")),
+        ([{"0": PUBLISHED[0]["0"], "00": PUBLISHED[0]["0"]}], ("p.json", "'00'")),
+        ([{}], ("p.json", "no head")),
         ({"0-1": [0.3]}, ("p.json", "[vertical_and_slash, vertical, slash, score]")),
-        ([{"0": ["vertical_and_slash", -1, 3, 1]}], ("p.json", "negative")),
+        ([{"0": ["vertical_and_slash", -1, 3, 1]}], ("p.json", "L0H0", -1)),
     ],
 )
 def test_other_pattern_files_are_refused(folder: Path, tmp_path: Path, content: Any, named: tuple[str, ...]) -> None:
@@ -235,14 +244,23 @@ def test_names_of_the_column_that_are_no_rules_are_reserved() -> None:
 
 
 def test_entries_of_a_published_file_are_read(tmp_path: Path) -> None:
-    """The first heads of MInference's file of Qwen3-0.6B, as published."""
+    """The first heads of MInference's file of Qwen3-0.6B, as published, and its two other patterns."""
     entries = (
         '[{"0": ["vertical_and_slash", 3500, 100, 0.675], "1": ["vertical_and_slash", 1000, 6096, 0.981]}, '
-        '{"0": ["vertical_and_slash", 1000, 6096, 1.0], "1": ["vertical_and_slash", 3500, 100, 0.668]}]'
+        '{"0": ["stream_llm", 100, 800, 1.0], "1": ["block_sparse", 8, 1, 0.668]}]'
     )
     (tmp_path / "p.json").write_text(entries)
-    sizes = {(0, 0): (3500, 100), (0, 1): (1000, 6096), (1, 0): (1000, 6096), (1, 1): (3500, 100)}
-    assert read_patterns(str(tmp_path / "p.json")) == sizes
+    columns = "vertical_and_slash"
+    patterns = {(0, 0): (columns, 3500, 100), (0, 1): (columns, 1000, 6096)}
+    patterns |= {(1, 0): ("stream_llm", 100, 800), (1, 1): ("block_sparse", 8, 1)}
+    assert read_patterns(str(tmp_path / "p.json")) == patterns
+
+
+def test_each_head_of_a_pattern_file_has_the_rule_of_its_pattern() -> None:
+    patterns = {(0, 0): ("stream_llm", 2, 3), (0, 1): ("block_sparse", 8, 1), (0, 2): ("vertical_and_slash", 4, 5)}
+    rule = head_patterns({**patterns, (0, 3): ("stream_llm", 2, 3)}, geometry_of(4, 2, 8, 4, windows=[None]), "base")
+    names = [str(rule.rules[number]) for number in rule.numbers_by_layer[0]]
+    assert names == ["streaming:2:3", "block-sparse:64:100", "vertical-slash:4:5", "streaming:2:3"]
 
 
 def test_a_head_that_needs_as_many_keys_as_the_limit_needs_few_whatever_the_rounding() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 import headscope as hs
 from headscope.attention.edits import TokenSet
 from headscope.attention.record import AttentionRecord
-from headscope.base.heads import HeadSet
+from headscope.base.head_set import HeadSet
 from headscope.base.model_identity import WeightDigests
 from headscope.errors import BadInput
 from headscope.forward import chunked_pass

@@ -7,7 +7,8 @@ from dashboards.playground.components import QUANTITIES, HeadChoice, PlaygroundB
 from dashboards.playground.view import parse_view
 from dashboards.playground.worker import has_worker, model_labels
 from dashboards.view_state import ViewState
-from headscope.base.heads import Head, HeadSet
+from headscope.base.head_set import HeadSet
+from headscope.base.heads import Head
 from headscope.playground.prompt_predictions import MAX_TOKENS
 from headscope.rendering import assembly
 from headscope.rendering.blocks import PageContent, TextBlock

@@ -24,7 +24,7 @@ from dashboards.run_store import current_store
 from dashboards.view_state import build_url
 from headscope.base import user_input
 from headscope.base.ablation_names import ablation_in_generation
-from headscope.base.heads import HeadSet
+from headscope.base.head_set import HeadSet
 from headscope.errors import BadInput, HeadscopeError
 from headscope.playground.prompt_predictions import PromptPrediction
 from headscope.plots.head_matrices import plot_head_values

@@ -14,7 +14,8 @@ from dashboards.playground.worker import session_token
 from dashboards.run_store import READ_ONLY_REASON, current_store
 from dashboards.view_state import ViewState
 from headscope.base.ablation_names import MEAN_OF_TEXT
-from headscope.base.heads import Head, HeadSet
+from headscope.base.head_set import HeadSet
+from headscope.base.heads import Head
 from headscope.playground.prompt_predictions import PromptPrediction
 from headscope.plots.style import SEQUENTIAL_SCALE, model_styles
 from headscope.rendering.blocks import TextBlock

@@ -93,10 +93,40 @@ def read_json_lines(file: str, file_kind: str) -> list[tuple[str, Any]]:
     for number, line in enumerate(lines, start=1):
         location = f"'{file}', line {number}"
         try:
-            values += [(location, json.loads(line))] if line.strip() else []
+            values += [(location, parse_json(line))] if line.strip() else []
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{location} is not JSON ({error}). Write one JSON object per line") from error
     return values
+
+
+def read_json(file: Path, source_name: str) -> Any:
+    """The content of a JSON file, which may be large. Raises FileNotFoundError if it does not exist, BadInput for
+    another text and for a key that appears twice."""
+    try:
+        return parse_json(read_text_file(file, source_name))
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"cannot read {source_name}: {' '.join(str(error).split())[:200]}. Check the file") from error
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError also for a key that appears twice, of which JSON keeps the last."""
+    return json.loads(text, object_pairs_hook=_unique_keys)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"key {quote(key)} appears twice")
+        values[key] = value
+    return values
+
+
+def parse_index(value: Any) -> int:
+    """A number from 0, also as text. Raises ValueError for anything else, and for 00, which would be a second 0."""
+    if isinstance(value, bool) or not re.fullmatch("0|[1-9][0-9]{0,8}", str(value)):
+        raise ValueError(f"{quote(value)} is not a whole number of at least 0")
+    return int(value)
 
 
 def is_folder(text: str) -> bool:

@@ -8,7 +8,8 @@ from operator import index
 from typing import Any
 
 from headscope.attention.geometry import Geometry
-from headscope.base.heads import Head, HeadSet, format_head, parse_head
+from headscope.base.head_set import HeadSet
+from headscope.base.heads import Head, format_head, parse_head
 from headscope.base.model_identity import AcceptedWeights, refuse_other_weights
 from headscope.base.user_input import quote
 from headscope.errors import BadInput

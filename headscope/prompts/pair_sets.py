@@ -67,7 +67,11 @@ class PairSet:
 
 def file_pairs(file: str, tokenizer: Any, alignment: Alignment, *, needs_one_token: bool, needs_wrong: bool) -> PairSet:
     """The pairs of a file; every pair is checked at once. Raises as `read_prompt_pairs` and `tokenize_pair` do."""
-    pairs = read_prompt_pairs(file)
+    pairs = read_prompt_pairs(file, needs_corrupted=alignment != "unused")
+    corrupted_answers = [pair.corrupted_answer for pair in pairs]
+    content = repr(pairs) + (repr(corrupted_answers) if any(corrupted_answers) else "")
+    if alignment == "unused":
+        pairs = [replace(pair, corrupted=pair.clean, corrupted_answer="") for pair in pairs]
 
     def build(index: int) -> TokenPair:
         return tokenize_pair(
@@ -78,8 +82,6 @@ def file_pairs(file: str, tokenizer: Any, alignment: Alignment, *, needs_one_tok
     prompts = [ids.tolist() for pair in tokens for ids in (pair.clean, pair.corrupted)]
     warn_about_repeated_bos(tokenizer, prompts, f"prompts of '{file}'")
     _warn_about_leading_spaces(pairs, f"prompt pairs of '{file}'")
-    corrupted_answers = [pair.corrupted_answer for pair in pairs]
-    content = repr(pairs) + (repr(corrupted_answers) if any(corrupted_answers) else "")
     digest = hashlib.sha256(content.encode()).hexdigest()
     return PairSet(_file_set_name(file), [pair.name for pair in pairs], build, digest)
 
@@ -150,7 +152,8 @@ def load_pair_set(
     if source in GENERATED_SETS:
         haystacks = load_haystacks() if source == "needle" else []
         return generated_pairs(source, tokenizer, count, length, seed, haystacks)
-    refuse_unread_answers(source, metric)
+    if alignment in ("equal", "end"):
+        refuse_unread_answers(source, metric)
     return file_pairs(
         source,
         tokenizer,

@@ -53,9 +53,9 @@ def metric_unit(metric: str) -> str:
     return "its unit" if metric.startswith(OWN_METRIC) else _METRICS[metric][1]
 
 
-Alignment = Literal["equal", "end", "free"]
+Alignment = Literal["equal", "end", "free", "unused"]
 """equal: both prompts have the same number of tokens; end: only their common last tokens correspond; free: no tokens
-need to correspond, for probes that patch nothing."""
+need to correspond, for probes that patch nothing; unused: for probes that do not read the corrupted prompt."""
 
 RESERVED_SPAN_NAMES = ("all", "each")
 """Names of positions that are not spans of a pair."""
@@ -148,14 +148,16 @@ class TokenPair:
         return len(self.clean) == len(self.corrupted)
 
 
-def read_prompt_pairs(file: str) -> list[PromptPair]:
+def read_prompt_pairs(file: str, *, needs_corrupted: bool = True) -> list[PromptPair]:
     """The pairs in a file with one JSON object per line: the fields of `PromptPair`.
 
-    name, clean, corrupted and answer are required. Raises ResourceMissing if the file does not exist, BadInput naming
+    name, clean, corrupted and answer are required; without `needs_corrupted`, the clean prompt stands for a missing
+    corrupted one. Raises ResourceMissing if the file does not exist, BadInput naming
     the first invalid line.
     """
     pairs = [
-        _parse_pair(content, location) for location, content in user_input.read_json_lines(file, "file of prompt pairs")
+        _parse_pair(content, location, needs_corrupted)
+        for location, content in user_input.read_json_lines(file, "file of prompt pairs")
     ]
     if not pairs:
         raise BadInput(f"'{file}' has no prompt pair. Write JSON objects with the keys {', '.join(_REQUIRED_FIELDS)}")
@@ -205,7 +207,7 @@ def tokenize_pair(
             "them equal, or use --align end"
         )
     aligned = len(clean) if alignment == "equal" else common_suffix_length(clean, corrupted)
-    if aligned == 0 and alignment != "free":
+    if aligned == 0 and alignment == "end":
         raise BadInput(f"{location}: the two prompts end in different tokens. End both prompts with the same token")
     answer = _answer_tokens(tokenizer, pair.clean, pair.answer, location)
     wrong = answer[:0]
@@ -256,10 +258,12 @@ _INTERNAL_FIELDS = ("location", "has_template", "is_contrast")
 _KNOWN_FIELDS = tuple(item.name for item in fields(PromptPair) if item.name not in _INTERNAL_FIELDS)
 
 
-def _parse_pair(content: Any, location: str) -> PromptPair:
+def _parse_pair(content: Any, location: str, needs_corrupted: bool) -> PromptPair:
     """The pair in one line of a file. Raises BadInput naming the line."""
     if not isinstance(content, dict):
         raise BadInput(f"{location} is not a JSON object: {user_input.quote(content)}. Write keys and values in braces")
+    if not needs_corrupted and not content.get("corrupted"):
+        content = {**content, "corrupted": content.get("clean", "")}
     _check_keys(list(content), location)
     texts = {key: value for key, value in content.items() if key != "spans"}
     if wrong_type := next((key for key, value in texts.items() if not isinstance(value, str)), None):

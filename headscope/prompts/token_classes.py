@@ -36,7 +36,8 @@ _CLOSES = {")": "(", "]": "[", "}": "{"}
 def parse_classes(entries: Sequence[str]) -> dict[str, str]:
     """Regular expressions by name, "" for a relation, of entries NAME or NAME=REGEX.
 
-    Raises ValueError for an unknown name, a name that headscope uses itself, or an invalid expression.
+    Raises ValueError for an unknown name, a name that headscope uses itself or that is given twice, or an invalid
+    expression.
     """
     classes: dict[str, str] = {}
     for entry in entries:
@@ -57,6 +58,8 @@ def parse_classes(entries: Sequence[str]) -> dict[str, str]:
             raise ValueError(
                 f"class '{name}' is no regular expression ({error}): {quote(pattern)}. Change it"
             ) from error
+        if name in classes:
+            raise ValueError(f"class '{name}' is given twice. Name each class once")
         classes[name] = pattern
     return classes
 

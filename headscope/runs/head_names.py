@@ -4,7 +4,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from headscope.base.heads import HeadSet, format_head, parse_head
+from headscope.base.head_set import HeadSet
+from headscope.base.heads import format_head, parse_head
 from headscope.base.model_identity import WeightDigests
 from headscope.base.user_input import quote
 from headscope.errors import BadInput
@@ -16,6 +17,8 @@ HEADS_OF_WEIGHTS = "weights:"
 
 DIGESTS are KIND=SHA256, joined by "/", or the SHA-256 of the weights rounded to bfloat16, as older runs have it.
 """
+SOURCES = ("file:", "run:", HEADS_OF_WEIGHTS)
+"""Starts of names that stand for several heads."""
 
 
 def format_heads_of_weights(heads: HeadSet) -> str:
@@ -32,7 +35,9 @@ def parse_heads_of_weights(name: str) -> HeadSet:
 
 
 def head_names(value: Any) -> Any:
-    """A HeadSet, or pairs (layer, head), as names, as `hs.ablated` takes them; any other value unchanged."""
+    """A text such as "L18H6,L3H1", a HeadSet, or pairs (layer, head), as a list of names; any other value unchanged."""
+    if isinstance(value, str):
+        return [value] if value.startswith(SOURCES) else [name.strip() for name in value.split(",")]
     if isinstance(value, HeadSet) and value.model_digests:
         return [format_heads_of_weights(value)]
     if not isinstance(value, HeadSet | list | tuple):
@@ -49,8 +54,15 @@ def parse_heads(name: str) -> HeadSet:
     heads), `run:FOLDER:STATISTIC:COUNT[:MODEL]` (the heads of the largest value of a column of `run.heads`), or
     `weights:DIGESTS:HEAD,...` (a HeadSet of Python).
 
-    Raises BadInput for anything else, ResourceMissing without the file, BadRun if the folder is not a finished run.
+    Raises BadInput for anything else and for no heads, ResourceMissing without the file, BadRun if the folder is not a
+    finished run.
     """
+    if not (heads := _heads_of_name(name)):
+        raise BadInput(f"{quote(name)} names no head. Name at least one, e.g. L18H6")
+    return heads
+
+
+def _heads_of_name(name: str) -> HeadSet:
     source, _, rest = name.partition(":")
     if source == "file" and rest:
         return HeadSet.read(rest)

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from headscope.base.heads import HeadSet
+from headscope.base.head_set import HeadSet
 from headscope.base.model_identity import ModelIdentity
 from headscope.errors import BadInput, BadRun
 from headscope.runs import arrays, hub, summary

@@ -1,7 +1,6 @@
 """Scores of heads as data: taken from a run, written in the file formats of other tools, read back from them."""
 
 from headscope.scores.export import FORMATS, export_scores
-from headscope.scores.file_reader import read
-from headscope.scores.head_scores import HeadScores, match_heads, model_heads, refuse_other_model
+from headscope.scores.head_scores import HeadScores, match_heads, model_heads, read, refuse_other_model
 
 __all__ = ["FORMATS", "HeadScores", "export_scores", "match_heads", "model_heads", "read", "refuse_other_model"]

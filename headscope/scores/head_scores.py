@@ -2,13 +2,16 @@
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from headscope.base.heads import HeadSet, estimate_mask, format_head
+from headscope.base.head_files import no_ranking, read_heads
+from headscope.base.head_set import HeadSet
+from headscope.base.heads import estimate_mask, format_unit
 from headscope.base.model_identity import (
     NO_DIGESTS,
     AcceptedWeights,
@@ -37,7 +40,7 @@ class HeadScores:
 
     `name` is the statistic, `model` the label or name of the model, `source` the run or file that the scores come from,
     and `model_digests` those of its weights. `per_group` says that `head` counts KV groups, as in files that have one
-    score per KV group.
+    score per KV group; `is_list` that the source is a list of some heads.
     """
 
     table: pd.DataFrame
@@ -46,6 +49,7 @@ class HeadScores:
     source: str = ""
     model_digests: WeightDigests = NO_DIGESTS
     per_group: bool = False
+    is_list: bool = False
 
     def __post_init__(self) -> None:
         missing = self.table[~np.isfinite(self.table["score"].to_numpy(dtype=np.float64))]
@@ -64,7 +68,7 @@ class HeadScores:
     def _unit_name(self, rows: pd.DataFrame) -> str:
         """The name of the head or KV group of the first of these rows."""
         layer, number = int(rows["layer"].iloc[0]), int(rows["head"].iloc[0])
-        return f"{layer}.g{number}" if self.per_group else format_head(layer, number)
+        return format_unit(layer, number, self.per_group)
 
     @classmethod
     def from_run(cls, run: RunTables, name: str, model: str | None = None) -> "HeadScores":
@@ -98,7 +102,9 @@ class HeadScores:
 
     @property
     def ranking(self) -> HeadSet:
-        """All heads by decreasing score; equal scores by layer and head."""
+        """All heads by decreasing score; equal scores by layer and head. Raises BadInput for scores of KV groups."""
+        if self.per_group:
+            raise no_ranking(self.source)
         rows = self.table.sort_values(["layer", "head"]).sort_values("score", ascending=False, kind="stable")
         heads = tuple((int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True))
         source = f"{self.name} of {self.model}" if self.model else self.name
@@ -112,6 +118,26 @@ class HeadScores:
                 "number in every layer. Use csv or json"
             )
         return np.asarray(rows.pivot(index="layer", columns=column, values="score").to_numpy(dtype=np.float64))
+
+
+def read(path: Path | str, column: str | None = None) -> HeadScores:
+    """The scores of a file, see `read_heads`; of a list without scores n for the first of n heads to 1 for the last."""
+    content = read_heads(path, column)
+    count = len(content.rows)
+    rows = [
+        (layer, head, head if content.per_group else -1, float(count - rank) if score is None else score)
+        for rank, (layer, head, score) in enumerate(content.rows)
+    ]
+    table = pd.DataFrame(rows, columns=["layer", "head", "kv_group", "score"])
+    return HeadScores(
+        table.sort_values(["layer", "head"], ignore_index=True),
+        content.name,
+        content.model,
+        str(Path(path).expanduser()),
+        content.digests,
+        content.per_group,
+        content.is_list,
+    )
 
 
 def choose_model(run: RunTables, model: str | None) -> str:
@@ -147,7 +173,7 @@ def match_heads(scores: HeadScores, geometry: "Geometry", label: str) -> pd.Data
     table = scores.table[["layer", "head", "score"]].rename(columns={"head": unit})
     own_units = heads[["layer", unit]].drop_duplicates()
     layers, units = int(table["layer"].max()) + 1, int(table[unit].max()) + 1
-    is_whole_model = scores.per_group or len(table) == layers * units > 1  # other files may select heads
+    is_whole_model = scores.per_group or (len(table) == layers * units > 1 and not scores.is_list)
     if len(table.merge(own_units)) < len(table) or (is_whole_model and len(table) < len(own_units)):
         noun, own = ("KV groups", geometry.kv_groups) if scores.per_group else ("heads", geometry.heads)
         raise BadInput(

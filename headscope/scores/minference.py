@@ -1,4 +1,4 @@
-"""Pattern files of MInference: how many columns and diagonals the prefill of every query head keeps.
+"""Pattern files of MInference: the keys that the prefill of every query head keeps, most often columns and diagonals.
 
 A JSON list with an object per layer: query head -> [pattern, vertical, slash, score].
 """
@@ -6,32 +6,55 @@ A JSON list with an object per layer: query head -> [pattern, vertical, slash, s
 from collections.abc import Mapping
 from typing import Any
 
-from headscope.base.user_input import expand_path, quote
-from headscope.errors import BadInput
+from headscope.base.heads import Head, format_head
+from headscope.base.user_input import expand_path, parse_index, quote, read_json
+from headscope.errors import BadInput, ResourceMissing
 from headscope.runs.aggregation import rows_at_longest_length
 from headscope.runs.run_tables import RunTables
-from headscope.scores.file_reader import read_json
 
 PATTERN, RULE = "vertical_and_slash", "vertical-slash"
-Patterns = Mapping[tuple[int, int], tuple[int, int]]
-"""Columns and diagonals by (layer, head)."""
+KNOWN_PATTERNS = (PATTERN, "stream_llm", "block_sparse")
+Patterns = Mapping[Head, tuple[str, int, int]]
+"""Pattern and two sizes by (layer, head): columns and diagonals, first and last keys, or two numbers without effect."""
 
 
 def read_patterns(path: str) -> Patterns:
-    """The sizes of every head in a pattern file. Raises BadInput for other content or another pattern."""
+    """The pattern and sizes of every head in a pattern file.
+
+    Raises ResourceMissing without the file, BadInput for other content and another pattern.
+    """
     file = expand_path(path, "patterns")
-    content = read_json(file, f"patterns '{file}'")
     try:
-        entries = {(layer, int(head)): entry for layer, heads in enumerate(content) for head, entry in heads.items()}
-        sizes = {place: (int(vertical), int(slash)) for place, (_, vertical, slash, *_) in entries.items()}
-    except (AttributeError, TypeError, ValueError) as error:
+        content = read_json(file, f"patterns '{file}'")
+        layers = [{parse_index(head): entry for head, entry in heads.items()} for heads in content]
+        patterns = {
+            (layer, head): _parse_pattern(layer, head, entry)
+            for layer, heads in enumerate(layers)
+            for head, entry in heads.items()
+        }
+        if not patterns:
+            raise ValueError("it has no head")
+    except FileNotFoundError as error:
+        raise ResourceMissing(f"no patterns at '{file}'. Check the path") from error
+    except (AttributeError, TypeError) as error:
         form = f"[{PATTERN}, vertical, slash, score]"
         raise BadInput(f"patterns '{file}' are no list of layers with head: {form}. Check the file") from error
-    if others := sorted({str(entry[0]) for entry in entries.values()} - {PATTERN}):
-        raise BadInput(f"patterns '{file}': pattern {quote(others[0])} is not measured. Use files with {PATTERN} only")
-    if not sizes or min(min(pair) for pair in sizes.values()) < 0:
-        raise BadInput(f"patterns '{file}' have no head, or a negative size. Check the file")
-    return sizes
+    except ValueError as error:
+        raise BadInput(f"patterns '{file}': {error}. Check the file") from error
+    return patterns
+
+
+def _parse_pattern(layer: int, head: int, entry: Any) -> tuple[str, int, int]:
+    pattern, vertical, slash, *_ = entry
+    if pattern not in KNOWN_PATTERNS:
+        known = ", ".join(KNOWN_PATTERNS)
+        raise ValueError(f"{format_head(layer, head)} has the unknown pattern {quote(pattern)}, not one of {known}")
+    for size in (vertical, slash):
+        if type(size) is not int or size < 0:
+            raise ValueError(
+                f"the size {quote(size)} of {format_head(layer, head)} is not a whole number of at least 0"
+            )
+    return pattern, vertical, slash
 
 
 def best_patterns(run: RunTables, model: str) -> list[dict[str, list[Any]]]:

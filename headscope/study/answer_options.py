@@ -34,7 +34,10 @@ METRIC_HELP = (
     "number of tokens with a larger logit than the answer, without a gradient. In Python also a function of the logits "
     "and the pair"
 )
-HEADS_HELP = "file:FILE: a saved head set; run:FOLDER:STATISTIC:COUNT[:MODEL]: the top heads of a run"
+HEADS_HELP = (
+    "file:FILE: the heads of a file, a head set or a list of another tool; run:FOLDER:STATISTIC:COUNT[:MODEL]: the top "
+    "heads of a run"
+)
 PLACES_HELP = "a named span of every pair such as subject or last, a token such as 3 or -1, or a range such as -4:"
 """How positions are named."""
 
@@ -49,12 +52,7 @@ AnswerMetric = Annotated[
 ]
 
 
-def _split(value: Any) -> Any:
-    """A text such as "L18H6,L3H1" as names; of a HeadSet and of pairs (layer, head) the names."""
-    return head_names(value.split(",") if isinstance(value, str) and ":" not in value else value)
-
-
-HeadNames = Annotated[list[str], BeforeValidator(_split), AfterValidator(names_of_heads)]
+HeadNames = Annotated[list[str], BeforeValidator(head_names), AfterValidator(names_of_heads)]
 PositionNames = Annotated[list[Annotated[str, Field(min_length=1)]], ACCEPTS_POSITIONS]
 
 

@@ -88,7 +88,8 @@ class PromptSets:
     """Sets of prompts, each opened once for a model and recorded as an input of the study.
 
     `sources` are generated sets and files; None is the one set that `open_prompt` makes with a tokenizer. `alignment`
-    is "free" for a probe that patches nothing, so that the prompts of a pair may differ in length. `check`
+    is "free" for a probe that patches nothing, so that the prompts of a pair may differ in length, and "unused" for one
+    that reads the clean prompt alone. `check`
     raises BadInput for a pair, by label and pair: for every pair of a file, and the first one of a generated set.
     Needles lie in `documents` of a model, by default those of the study.
     """
@@ -101,7 +102,7 @@ class PromptSets:
         count: int,
         length: int,
         metric: Any,
-        alignment: Alignment = "free",
+        alignment: Alignment = "unused",
         open_prompt: Callable[[Any], PairSet] | None = None,
         check: Callable[[str, TokenPair], Any] | None = None,
         documents: Callable[[str], Sequence[Any]] | None = None,
@@ -126,7 +127,7 @@ class PromptSets:
             if self._check is not None:
                 for number in range(1 if source in GENERATED_SETS else len(pairs)):
                     self._check(label, pairs.build(number))
-            if self._alignment == "free" and source not in GENERATED_SETS:
+            if self._alignment in ("free", "unused") and source not in GENERATED_SETS:
                 _warn_about_equal_prompts(pairs)
             self.context.record_input(f"prompts '{source}'", [pairs.digest.encode()])
             self._opened[label, source] = pairs

@@ -54,6 +54,7 @@ class AblationRunner:
             count=options.count,
             length=options.length,
             metric=options.metric,
+            alignment="free" if callable(options.metric) else "unused",
             open_prompt=None if options.prompt is None else self._open_prompt,
             check=lambda label, pair: self._tokens(pair),  # refuses a pair without the chosen positions
         )

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from headscope.base.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_PROMPTS, MEAN_OF_TEXT
 from headscope.base.model_identity import WEIGHTS_OPTION, AcceptedWeights
@@ -11,7 +11,7 @@ from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.results.answers import answer_questions
 from headscope.results.questions import Question
 from headscope.runs.columns import ANSWER_METRIC, GROUP, HEAD, IS_COUNTED, LAYER, MODEL, Column, Table, key
-from headscope.runs.head_names import head_names
+from headscope.runs.head_names import head_names, names_of_heads
 from headscope.study.answer_options import HEADS_HELP, PAIRS_HELP, PLACES_HELP, AnswerOptions, PairSource, PairSources
 from headscope.study.option_rules import Excludes, Needs
 
@@ -19,11 +19,14 @@ WHOLE = "none"
 """The subset without heads, of which the row compares the circuit with the model."""
 
 
-def _distinct_names(value: Any) -> Any:
-    """The heads as names, see `head_names`. Raises ValueError for one that is named twice."""
-    names = head_names(value)
-    if isinstance(names, list) and (repeated := [name for name in names if names.count(name) > 1]):
+def _check_names(names: list[str]) -> list[str]:
+    """The names. Raises ValueError for one that is no head or named twice, and for a head without positions after @."""
+    if repeated := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"the circuit has {repeated[0]} twice. Name every head once")
+    for name in names:
+        names_of_heads([split_positions(name)[0]])
+        if name.endswith("@"):
+            raise ValueError(f"'{name}' has no positions after @. Write {name}last, or remove @")
     return names
 
 
@@ -53,7 +56,7 @@ class CircuitOptions(AnswerOptions):
     )
 
     pairs: PairSources = Field(["ioi"], min_length=1, description=f"{PAIRS_HELP}; their clean prompts are run")
-    heads: Annotated[list[str], BeforeValidator(_distinct_names)] = Field(
+    heads: Annotated[list[str], BeforeValidator(head_names), AfterValidator(_check_names)] = Field(
         min_length=1,
         description="the heads of the circuit, such as L18H6, at some positions only as in L18H6@last: "
         f"{PLACES_HELP}; {HEADS_HELP}",

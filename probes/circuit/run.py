@@ -39,7 +39,12 @@ class CircuitRunner:
     def __init__(self, options: CircuitOptions, context: StudyContext):
         self.options, self.context = options, context
         self.sets = PromptSets(
-            context, options.pairs, count=options.count, length=options.length, metric=options.metric
+            context,
+            options.pairs,
+            count=options.count,
+            length=options.length,
+            metric=options.metric,
+            alignment="free" if options.complement != "zero" or callable(options.metric) else "unused",
         )
         self._places = [split_positions(name) for name in options.heads]
         self._named_heads = NamedHeads(context, [name for name, _ in self._places], options.weights)

@@ -15,15 +15,29 @@ class ImportedOptions(Options):
 
     file: str = Field(
         min_length=1,
-        description="file or folder with scores: DuoAttention, Retrieval_Head, HeadKV, QRHead, RTP-LLM, CSV, head set",
+        description="file or folder with heads or scores: DuoAttention, Retrieval_Head, HeadKV, QRHead, RTP-LLM, "
+        "PASTA, CSV, a matrix [layers, heads], a list of heads, a head set",
     )
+    column: str | None = Field(None, min_length=1, description="column of the scores in a CSV with several")
     weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
 
 
 IMPORTED = Table(
     "imported_scores",
     "scores of heads from a file of another tool",
-    (MODEL, LAYER, HEAD, GROUP, Column("score", "value", "", "the file's score of the head or of its KV group")),
+    (
+        MODEL,
+        LAYER,
+        HEAD,
+        GROUP,
+        Column(
+            "score",
+            "value",
+            "",
+            "the file's score of the head or of its KV group; of a list without scores n for "
+            "the first of n heads to 1 for the last",
+        ),
+    ),
 )
 
 TABLES = (IMPORTED,)

@@ -1,4 +1,4 @@
-"""Results of imported scores: the measures that rank the heads most like them."""
+"""Results of imported scores: the top heads, and the measures that rank the heads most like them."""
 
 from collections.abc import Iterator
 
@@ -6,9 +6,15 @@ from headscope.plugin_api import Result, Run
 from headscope.results.questions import Question
 from headscope.runs.column_metadata import statistic
 from headscope.runs.summary import default_models
-from probes.imported.declaration import correlations
+from probes.imported.declaration import NAME, correlations
 
 QUESTIONS = (
+    Question(
+        name="imported.top_heads",
+        sentence="In {model}, the largest imported scores of {n:n heads} are {top:.3g}",
+        headline="Largest imported scores of {n:n heads}: {top:.3g}",
+        level="headline",
+    ),
     Question(
         name="imported.agreement",
         sentence="In {model}, the measures that rank the {n:n heads} with a score most like the imported scores are "
@@ -20,12 +26,16 @@ QUESTIONS = (
 )
 
 
-LISTED_MEASURES = 3
+LISTED_MEASURES, LISTED_HEADS = 3, 5
 
 
 def results(run: Run) -> Iterator[Result]:
-    """The strongest rank correlation with a measure of the run, for each model."""
+    """The top heads, and the strongest rank correlation with a measure of the run, for each model."""
     for label in default_models(run):
+        if NAME in run.heads and len(top := run.top_heads(NAME, LISTED_HEADS, label)):
+            scores = dict(zip(top.identifiers, top.weights or (), strict=True))
+            count = int(run.heads.loc[run.heads["model"] == label, NAME].count())
+            yield Result(question="imported.top_heads", n=count, model=label, details={"top": scores})
         rows = correlations(run.heads, label).head(LISTED_MEASURES)
         if rows.empty:
             continue

@@ -11,7 +11,7 @@ class ImportedRunner:
     """Cells: each model. The file is read once, before any model is opened."""
 
     def __init__(self, options: ImportedOptions, context: StudyContext):
-        self.options, self.context, self.scores = options, context, read(options.file)
+        self.options, self.context, self.scores = options, context, read(options.file, options.column)
         rows = self.scores.table[["layer", "head", "score"]].to_csv(index=False)
         context.record_input(f"the scores in '{options.file}'", [rows])
 

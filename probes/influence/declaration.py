@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from headscope.base.ablation_names import NOT_OF_DOCUMENTS, kinds_help
-from headscope.base.heads import HeadSet, format_head
+from headscope.base.head_set import HeadSet
+from headscope.base.heads import format_head
 from headscope.results.effects.results import sweep_questions
 from headscope.results.questions import Question
 from headscope.runs.columns import DOC, GROUP, LAYER, LENGTH, MODEL, Column, Table, key

@@ -75,7 +75,8 @@ class NeedleOptions(Options):
     )
     heads: str | None = Field(
         None,
-        description="file of head scores, such as a published list: ablate its top heads instead of heads ranked here",
+        description="file of heads or head scores, such as a published list: ablate its top heads instead of heads "
+        "ranked here",
     )
     weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
     ablation: list[Annotated[str, AfterValidator(ablation_in_generation)]] = Field(
@@ -349,7 +350,13 @@ NEEDLE_ABLATED_HEADS = Table(
         LAYER,
         HEAD,
         GROUP,
-        Column("score", "value", "", "score of the head over the other half of the needles, or in the given file"),
+        Column(
+            "score",
+            "value",
+            "",
+            "score of the head over the other half of the needles, or in the given file; 0 for a head that the file "
+            "does not name",
+        ),
     ),
 )
 

@@ -266,12 +266,12 @@ class NeedleRunner:
     def _head_ranking(self, label: str, work: AblationWork) -> pd.DataFrame | None:
         """The heads of the given file, or those ranked over the successful trials of the other half, from stored cells.
 
-        None if there are no such trials. Heads that a file does not name come last.
+        None if there are no such trials. Heads that a file does not name come last, with a score of 0.
         """
         if self.head_scores is not None:
             heads = model_heads(self.context.model(label).geometry)
             ranked = heads.merge(self._match_file_heads(label), how="left").drop(columns="kv_group")
-            return ranked.sort_values("score", ascending=False, kind="stable", ignore_index=True)
+            return ranked.sort_values("score", ascending=False, kind="stable", ignore_index=True).fillna({"score": 0.0})
         if (label, work.half) not in self._rankings:
             name = "retrieval" if self.options.rank_by == "copies" else "needle_attribution"
             trials, scores = (

@@ -66,7 +66,7 @@ class SparsityOptions(Options):
         "its own best rule: a pass per rule and text",
     )
     patterns: str | None = Field(
-        None, min_length=1, description="also measure a pattern file of MInference: the columns and diagonals per head"
+        None, min_length=1, description="also measure a pattern file of MInference: the keys of each head's pattern"
     )
 
     @field_validator("rules")

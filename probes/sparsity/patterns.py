@@ -1,7 +1,8 @@
-"""Rules by head: the sizes of a published pattern file, each head's own best rule, and rules of a prompt alone."""
+"""Rules by head: the patterns of a published file, each head's own best rule, and rules of a prompt alone."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import pandas as pd
 import torch
@@ -10,49 +11,37 @@ from torch import Tensor
 from headscope.attention.cuda import without_waiting
 from headscope.attention.geometry import Geometry
 from headscope.attention.record import AttentionRecord
+from headscope.base.heads import Head
 from headscope.errors import BadInput
+from headscope.measures.row_sampling import query_range, to_device
 from headscope.measures.row_tile import RowTile
-from headscope.measures.sparse_rules import Rule, parse_rule, vertical_slash_sums
+from headscope.measures.sparse_rules import BlockMean, Rule, Streaming, VerticalSlash, parse_rule
 from headscope.scores.minference import Patterns
 
+PUBLISHED_BLOCKS = (64, 100)
+"""Keys per block and number of blocks of MInference's `block_sparse`, whatever the file says."""
 
-@dataclass(frozen=True, eq=False)
-class HeadPatterns(Rule):
-    """`sizes_by_layer`: columns and diagonals of every head, [2, H, 1], by index of the layer."""
 
-    sizes_by_layer: tuple[Tensor, ...]
-    name: ClassVar[str] = "minference"
-    meaning: ClassVar[str] = "columns and diagonals of largest weight in the last 64 queries, as many as the file says"
-    needs_whole_text: ClassVar[bool] = True
-    needs_dense_weights: ClassVar[bool] = False
+@dataclass(frozen=True)
+class BlockSparse(BlockMean):
+    """The blocks of all rows of a block are those of largest product of its mean query, as in MInference."""
 
-    @classmethod
-    def for_model(cls, patterns: Patterns, geometry: Geometry, label: str) -> "HeadPatterns":
-        """The patterns of a model's heads. Raises BadInput if the file has other heads."""
-        heads = [(number, head) for number, count in zip(geometry.layer_numbers, geometry.layer_heads, strict=True)
-                 for head in range(count)]  # fmt: skip
-        if {*heads} != {*patterns}:
-            raise BadInput(
-                f"the pattern file has {len(patterns)} heads, up to {max(patterns)}, and '{label}' has {len(heads)}, "
-                f"up to {max(heads)} (layer, head). Use the file of this model"
-            )
-        sizes = (
-            torch.tensor([patterns[number, head] for head in range(count)]).T[..., None]
-            for number, count in zip(geometry.layer_numbers, geometry.layer_heads, strict=True)
-        )
-        return cls(tuple(sizes))
+    name: ClassVar[str] = "block-sparse"
+    meaning: ClassVar[str] = "K blocks of B keys by mean query of the query's block . mean key, with the own block"
+    needs_later_queries: ClassVar[bool] = True
 
-    def select(self, tile: RowTile) -> Tensor:
-        columns, diagonals = vertical_slash_sums(tile)
-        vertical, slash = without_waiting(columns.device, self.sizes_by_layer[tile.record.layer])
-        chosen = _ranks(columns) < vertical
-        by_distance = _ranks(diagonals) < slash
-        selected: Tensor = chosen[:, None, tile.columns] | tile.along_diagonals(by_distance)
-        return selected
+    def scores(self, tile: RowTile) -> Tensor:
+        first = query_range(tile.record).start
+        blocks = torch.arange(first, first + tile.record.q.shape[1], device=tile.record.q.device) // self.block
+        is_same = blocks == to_device(blocks.device, tile.rows // self.block)[:, None]
+        sums = torch.einsum("nq,hqd->hnd", is_same.float(), tile.record.q.float())
+        keys = self._of_blocks(tile, "mean")
+        queries = (sums / is_same.sum(1)[:, None]).view(len(keys), -1, *sums.shape[1:])
+        return (queries @ keys[:, None].mT).flatten(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
-class OwnRules(Rule):
+class RuleByHead(Rule):
     """`rules`, and the number of the rule of every head, [H], by index of the layer."""
 
     rules: tuple[Rule, ...]
@@ -63,15 +52,17 @@ class OwnRules(Rule):
     needs_dense_weights: ClassVar[bool] = False
 
     @classmethod
-    def for_model(cls, choice: pd.DataFrame, geometry: Geometry) -> "OwnRules":
-        """From the layer (its number), head and `own_rule` of all heads of a model."""
-        rules = {(row.layer, row.head): str(row.own_rule) for row in choice.itertuples()}
-        names = [*dict.fromkeys(rules.values())]
+    def for_model(cls, by_head: Mapping[Head, Rule], geometry: Geometry) -> Self:
+        """From the rules of all heads, by layer number and head."""
+        rules = [*dict.fromkeys(by_head.values())]
         numbers = (
-            torch.tensor([names.index(rules[number, head]) for head in range(count)])
+            torch.tensor([rules.index(by_head[number, head]) for head in range(count)])
             for number, count in zip(geometry.layer_numbers, geometry.layer_heads, strict=True)
         )
-        return cls(tuple(map(parse_rule, names)), tuple(numbers))
+        return cls(tuple(rules), tuple(numbers))
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def depends_on_later_queries(self) -> bool:
@@ -84,6 +75,36 @@ class OwnRules(Rule):
         for number in {*numbers.tolist()}:
             chosen |= (own == number) & self.rules[number].select(tile)
         return chosen
+
+
+def own_rules(choice: pd.DataFrame, geometry: Geometry) -> RuleByHead:
+    """Each head's own best rule, from the layer (its number), head and `own_rule` of all heads of a model."""
+    names: dict[Any, str] = {(row.layer, row.head): str(row.own_rule) for row in choice.itertuples()}
+    return RuleByHead.for_model({head: parse_rule(name) for head, name in names.items()}, geometry)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadPatterns(RuleByHead):
+    name: ClassVar[str] = "minference"
+    meaning: ClassVar[str] = "the keys of each head's pattern in the file"
+
+
+def head_patterns(patterns: Patterns, geometry: Geometry, label: str) -> HeadPatterns:
+    """The patterns of a model's heads as rules. Raises BadInput if the file has other heads."""
+    heads = [(number, head) for number, count in zip(geometry.layer_numbers, geometry.layer_heads, strict=True)
+             for head in range(count)]  # fmt: skip
+    if {*heads} != {*patterns}:
+        raise BadInput(
+            f"the pattern file has {len(patterns)} heads, up to {max(patterns)}, and '{label}' has {len(heads)}, "
+            f"up to {max(heads)} (layer, head). Use the file of this model"
+        )
+    return HeadPatterns.for_model({head: _pattern_rule(*pattern) for head, pattern in patterns.items()}, geometry)
+
+
+def _pattern_rule(pattern: str, vertical: int, slash: int) -> Rule:
+    if pattern == "block_sparse":
+        return BlockSparse(*PUBLISHED_BLOCKS)
+    return Streaming(vertical, slash) if pattern == "stream_llm" else VerticalSlash(vertical, slash)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +135,3 @@ class PromptRule(Rule):
         return replace(
             record, row_sums=None, key_sums=None, **{name: getattr(record, name)[:, : self.tokens] for name in names}
         )
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Rank of every value in its row, 0 for the largest."""
-    return values.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)

@@ -41,7 +41,7 @@ from probes.sparsity.declaration import (
     TEXT,
     SparsityOptions,
 )
-from probes.sparsity.patterns import HeadPatterns, OwnRules, PromptRule
+from probes.sparsity.patterns import PromptRule, head_patterns, own_rules
 
 SPARSE_PASS_COST = 4.0
 """Time of a pass in which every head attends by a rule, in plain passes."""
@@ -213,9 +213,9 @@ class SparsityRunner:
         """The rule of a cell; None is that of dense attention."""
         if work.rule in self._best_names:
             rows = self.context.read_cell("sparsity", work.prerequisites[0], SPARSE_CHOICE.name)
-            return OwnRules.for_model(rows[rows["rule"] == work.rule], model.geometry)
+            return own_rules(rows[rows["rule"] == work.rule], model.geometry)
         if work.rule == PUBLISHED and self.patterns is not None:
-            return HeadPatterns.for_model(self.patterns, model.geometry, label)
+            return head_patterns(self.patterns, model.geometry, label)
         return None if work.rule == DENSE else {str(rule): rule for rule in self.rules}[work.rule]
 
     def token_ids(self, cell: PassCell) -> Sequence[int]:
@@ -237,7 +237,7 @@ class SparsityRunner:
             select = partial(select_last_octave, length, self.options.rows, seed)
         rules = [*self.rules]
         if self.patterns is not None:
-            rules.append(HeadPatterns.for_model(self.patterns, model.geometry, cell.model))
+            rules.append(head_patterns(self.patterns, model.geometry, cell.model))
         if indexers(model.module):
             rules.append(Indexer())
         return SparsityObserver(SparseRows(model.geometry, rules, select), {"model": cell.model, **keys})
@@ -296,4 +296,4 @@ def _text_id(label: str, length: int, number: int) -> str:
 
 
 def _rule_names(rules: Sequence[Rule]) -> np.ndarray:
-    return np.array([PUBLISHED if isinstance(rule, HeadPatterns) else str(rule) for rule in rules])
+    return np.array([*map(str, rules)])

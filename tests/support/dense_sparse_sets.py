@@ -27,8 +27,10 @@ def dense_sets(rule: str, alpha: Tensor, q: Tensor, k: Tensor) -> Tensor:
             elif name == "vertical-slash":
                 keys = [j for j in seen if j in columns or i - j in diagonals]
             else:
+                own = slice(i // first * first, (i // first + 1) * first)
+                query = q[h, own].mean(0) if name == "block-sparse" else q[h, i]
                 scores = {
-                    b: block_score(name, q[h, i], *(t[b * first : (b + 1) * first] for t in (k[h], alpha[h, i])))
+                    b: block_score(name, query, *(t[b * first : (b + 1) * first] for t in (k[h], alpha[h, i])))
                     for b in range(i // first)
                     if alpha[h, i, b * first : (b + 1) * first].any()
                 }
@@ -42,6 +44,6 @@ def block_score(rule: str, query: Tensor, keys: Tensor, mass: Tensor) -> float:
     """The score of a block with these keys [B, d], which get this mass [B]."""
     if rule == "block":
         return float(mass.sum())
-    if rule == "block-mean":
+    if rule in ("block-mean", "block-sparse"):
         return float(query @ keys.mean(0))
     return float(torch.maximum(query * keys.amin(0), query * keys.amax(0)).sum())

@@ -1,0 +1,278 @@
+"""Files that name heads: head sets of headscope, published lists, and scores in the file formats of other tools."""
+
+import csv
+import io
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headscope.base.heads import Head, format_unit, parse_head
+from headscope.base.model_identity import NO_DIGESTS, WeightDigests
+from headscope.base.user_input import (
+    check_path,
+    expand_path,
+    parse_index,
+    quote,
+    read_json,
+    read_text_file,
+    read_yaml,
+)
+from headscope.errors import BadInput, ResourceMissing
+
+DUO_FILE = "full_attention_heads.tsv"
+ORIGIN_FILE = "headscope.json"
+"""The file that says where exported scores come from: in their folder, or beside them with their name before it."""
+MAX_INDEX = 2**15
+"""Numbers of layers and heads are stored in 16 bits."""
+FORMS = "Use a head set, a list of heads such as [L18H6, 18-7], or scores that headscope export can write"
+
+Row = tuple[int, int, float | None]
+"""Layer, head, score."""
+
+
+@dataclass(frozen=True)
+class HeadFile:
+    """The heads of a file: layer, head and score; none or all of the scores are None.
+
+    A list (`is_list`) names some heads, in order of rank; other files have a score for each head of a model, or for
+    each KV group (`per_group`). `name` is that of the scores, or what a head set says of its selection; `model` and
+    `digests` are those of the model that the heads belong to, as far as the file says.
+    """
+
+    rows: Sequence[Row]
+    name: str
+    is_list: bool = False
+    per_group: bool = False
+    model: str = ""
+    digests: WeightDigests = NO_DIGESTS
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether the scores say of all heads which are selected: 1 for those, 0 for the others."""
+        return not self.is_list and {score for *_, score in self.rows} <= {0, 1}
+
+    def ranked(self) -> list[Row]:
+        """The rows of a list in its order, the selected ones of a mask, or all by decreasing score."""
+        if self.is_list:
+            return [*self.rows]
+        return [row for row in sorted(self.rows, key=_by_score) if row[2] or not self.is_mask]
+
+
+def _by_score(row: Row) -> float:
+    return -(row[2] or 0.0)
+
+
+def no_ranking(source: object) -> BadInput:
+    """The error for KV groups where heads are needed."""
+    return BadInput(
+        f"'{source}' has scores of KV groups, whose heads depend on the model. Import the file, and use the top heads "
+        "of the run"
+    )
+
+
+def read_heads(path: Path | str, column: str | None = None) -> HeadFile:
+    """Read the heads of a file, with their scores if it has any. The form is recognised by the content:
+
+    - lists in YAML, JSON or text: head sets of headscope, `attn_head_set` of QRHead, identifiers (L18H6, L18.H6, 18.6,
+      18-6), pairs [18, 6], heads with a score (["18-6", 0.9], [18, 6, 0.9]), PASTA's heads by layer ({"18": [6, 7]}), a
+      CSV with the columns layer and head;
+    - scores of all heads: JSON of Retrieval_Head and HeadKV (the mean of each list), a CSV with the columns layer, head
+      and a score (`column` names one of several), a matrix [layers, heads] in JSON or .npy, and RTP-LLM (1 for heads
+      that keep the whole context);
+    - scores of KV groups: a folder of DuoAttention or its .tsv.
+
+    The model is known from the file that headscope exports beside the scores, from a head set, from a CSV column
+    `model`, or from QRHead's model_name_or_path. Raises ResourceMissing without the file, BadInput for other content.
+    """
+    file = expand_path(check_path(path, "path"), "heads")
+    if not file.exists():
+        raise ResourceMissing(f"no heads at '{file}'. Check the path")
+    if column is not None and file.suffix != ".csv":
+        raise BadInput(f"column {quote(column)}: '{file}' is not a CSV. Remove it")
+    try:
+        content = _read_file(file, column)
+        _check_rows(content)
+    except BadInput:
+        raise
+    except (ValueError, OverflowError, EOFError, csv.Error) as error:
+        raise BadInput(f"heads of '{file}': {' '.join(str(error).split())[:200]}. {FORMS}") from error
+    origin = _read_origin(file)
+    digests = content.digests or WeightDigests.from_record(origin.get("weights"), origin.get("weights_sha256"))
+    return replace(content, model=str(origin.get("model") or content.model), digests=digests)
+
+
+def _read_file(file: Path, column: str | None) -> HeadFile:
+    if file.is_dir():
+        if not (file / DUO_FILE).is_file():
+            raise ResourceMissing(f"no {DUO_FILE} in '{file}'. Give the folder of a DuoAttention pattern")
+        file = file / DUO_FILE
+    source = f"heads '{file}'"
+    if file.suffix == ".tsv":
+        lines = read_text_file(file, source).splitlines()
+        return HeadFile(_matrix([line.split("\t") for line in lines if line.strip()]), file.stem, per_group=True)
+    if file.suffix == ".csv":
+        return _read_csv(file, read_text_file(file, source), column)
+    if file.suffix == ".npy":
+        return HeadFile(_matrix(np.load(file, allow_pickle=False).tolist()), file.stem)
+    content = read_json(file, source) if file.suffix == ".json" else read_yaml(file, source)
+    if isinstance(content, str):
+        content = re.split(r"[,\s]+", content.strip(", \n"))
+    if isinstance(content, list):
+        return _read_list(content, file.stem)
+    if isinstance(content, Mapping):
+        return _read_mapping(content, file.stem)
+    raise ValueError(f"{quote(content)} is no list of heads")
+
+
+def _read_mapping(content: Mapping[Any, Any], name: str) -> HeadFile:
+    if isinstance(config := content.get("headwise_config"), Mapping):
+        layers = {parse_index(key): flags for key, flags in config.items() if str(key)[:1].isdecimal()}
+        rows = [
+            (layer, head, _number(flag)) for layer, flags in layers.items() for head, flag in enumerate(_list(flags))
+        ]
+        return HeadFile(rows, "headwise_config")
+    if "attn_head_set" in content:
+        names = [name.strip() for name in str(content["attn_head_set"]).split(",")]
+        heads = _read_list(names, "attn_head_set")
+        return replace(heads, model=str(content.get("model_name_or_path") or ""))
+    if "heads" in content:
+        return _read_head_set(content)
+    if content and all(str(key).isdecimal() for key in content):
+        pairs = [(parse_index(layer), parse_index(head)) for layer, heads in content.items() for head in _list(heads)]
+        return HeadFile([(*pair, None) for pair in pairs], name, is_list=True)
+    return HeadFile([(*parse_head(key), _mean(key, scores)) for key, scores in content.items()], name)
+
+
+def _read_head_set(content: Mapping[str, Any]) -> HeadFile:
+    """A head set that `HeadSet.write` wrote."""
+    heads = [_parse_entry(entry)[0] for entry in _list(content["heads"])]
+    weights = [*map(_number, _list(content["weights"]))] if content.get("weights") else [None] * len(heads)
+    if len(weights) != len(heads):
+        raise ValueError(f"{len(weights)} weights for {len(heads)} heads. Give one weight per head")
+    digests = WeightDigests.from_record(content.get("model_digests"), content.get("model_digest"))
+    rows = [(*head, weight) for head, weight in zip(heads, weights, strict=True)]
+    return HeadFile(rows, str(content.get("source", "")), is_list=True, digests=digests)
+
+
+def _read_list(content: list[Any], name: str) -> HeadFile:
+    if content and all(isinstance(row, list) and _is_numbers(row) and not _is_head(row) for row in content):
+        return HeadFile(_matrix(content), name)
+    entries = [_parse_entry(entry) for entry in content]
+    if len({score is None for _, score in entries}) > 1:
+        raise ValueError("some heads have a score and others none")
+    rows = [(*head, score) for head, score in entries]
+    return HeadFile(sorted(rows, key=_by_score), name, is_list=True)
+
+
+def _is_numbers(row: list[Any]) -> bool:
+    return all(isinstance(value, int | float) for value in row)
+
+
+def _is_head(row: list[Any]) -> bool:
+    """Whether the list is [layer, head] or [layer, head, score], and not a row of a matrix."""
+    return len(row) in (2, 3) and [type(number) for number in row[:2]] == [int, int]
+
+
+def _parse_entry(entry: Any) -> tuple[Head, float | None]:
+    """A head of a list, alone or with its score. Raises ValueError for anything else."""
+    if not isinstance(entry, list) or not entry:
+        return parse_head(entry), None
+    head, rest = (tuple(entry[:2]), entry[2:]) if _is_head(entry) else (_parse_entry(entry[0])[0], entry[1:])
+    if len(rest) > 1:
+        raise ValueError(f"{quote(entry)} is not a head with one score")
+    return head, _number(rest[0]) if rest else None
+
+
+def _mean(key: Any, scores: Any) -> float:
+    numbers = [*map(_number, scores if isinstance(scores, list) else [scores])]
+    if not numbers:
+        raise ValueError(f"the list of {quote(key)} is empty")
+    return sum(numbers) / len(numbers)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{quote(value)} is not a list")
+    return value
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{quote(value)} is not a number") from error
+
+
+def _matrix(values: Any) -> list[Row]:
+    """The rows of a matrix [layers, heads]."""
+    rows = [[*map(_number, _list(row))] for row in _list(values)]
+    if len({*map(len, rows)}) > 1:
+        raise ValueError("the rows of the matrix have different lengths")
+    return [(layer, head, score) for layer, scores in enumerate(rows) for head, score in enumerate(scores)]
+
+
+def _read_csv(file: Path, text: str, column: str | None) -> HeadFile:
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    columns = reader.fieldnames or ()
+    if repeated := [name for name in columns if list(columns).count(name) > 1]:
+        raise BadInput(f"heads '{file}' have two columns {quote(repeated[0])}. Keep one")
+    name, lines = _score_column(columns, file, column), [*reader]
+    try:
+        heads = [(int(line["layer"]), int(line["head"])) for line in lines]
+        rows = [(*head, None if name is None else _number(line[name])) for head, line in zip(heads, lines, strict=True)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(
+            f"heads '{file}' cannot be read ({' '.join(str(error).split())[:200]}). The file needs the columns layer "
+            "and head and may have scores, separated by commas, with numbers"
+        ) from error
+    models = {line.get("model") or "" for line in lines}
+    if len(models) > 1:
+        raise BadInput(
+            f"heads '{file}' belong to several models: {', '.join(sorted(models))}. Keep the rows of one model"
+        )
+    scores_name = file.stem if name in (None, "score") else str(name)
+    return HeadFile(rows, scores_name, is_list=name is None, model="".join(models))
+
+
+def _score_column(columns: Iterable[str], file: Path, column: str | None) -> str | None:
+    """The named column, "score", or the only one that does not say which head of which model a row is about; None
+    without scores."""
+    names = [name for name in columns if name not in ("model", "layer", "head", "kv_group")]
+    if column is not None and column not in names:
+        raise BadInput(f"no column {quote(column)} of scores in '{file}'. Use one of: {', '.join(names)}")
+    if column is not None or "score" in names:
+        return column or "score"
+    if len(names) > 1:
+        raise BadInput(f"heads '{file}' have several scores: {', '.join(names)}. Name one as column, or keep only one")
+    return names[0] if names else None
+
+
+def _check_rows(content: HeadFile) -> None:
+    """Raise ValueError for no heads, for numbers that no model has, for repeated heads and for scores without value."""
+    if not content.rows:
+        raise ValueError("no heads")
+    heads: set[Head] = set()
+    for layer, head, score in content.rows:
+        unit = format_unit(layer, head, content.per_group)
+        if not (0 <= layer < MAX_INDEX and 0 <= head < MAX_INDEX):
+            raise ValueError(f"no model has layer {quote(layer)} and head {quote(head)}")
+        if (layer, head) in heads:
+            raise ValueError(f"{unit} appears twice. Name it once")
+        if score is not None and not math.isfinite(score):
+            raise ValueError(f"the score of {unit} is not finite: {score}")
+        heads.add((layer, head))
+
+
+def _read_origin(file: Path) -> Mapping[str, Any]:
+    """What headscope's export wrote about the origin of a file; empty without it."""
+    origin_file = file / ORIGIN_FILE if file.is_dir() else file.with_name(f"{file.name}.{ORIGIN_FILE}")
+    if not os.path.isfile(origin_file):  # False, too, for a name that is too long
+        return {}
+    origin = read_json(origin_file, f"heads '{origin_file}'")
+    return origin if isinstance(origin, Mapping) else {}

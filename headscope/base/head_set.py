@@ -1,0 +1,157 @@
+"""Sets of heads: what selections, ablations and exports exchange."""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import yaml
+
+from headscope.base.head_files import no_ranking, read_heads
+from headscope.base.heads import Head, estimate_mask, format_head, parse_head
+from headscope.base.model_identity import NO_DIGESTS, WeightDigests
+from headscope.errors import BadInput, did_you_mean
+
+
+@dataclass(frozen=True)
+class HeadSet:
+    """Distinct heads in order of rank, with an optional weight each, and where they come from.
+
+    `source` says how they were selected; `model_digests` are those of the weights they were measured on.
+    Two sets are equal if they hold the same heads with the same weights in the same order.
+    """
+
+    heads: tuple[Head, ...]
+    weights: tuple[float, ...] | None = None
+    source: str = ""
+    model_digests: WeightDigests = NO_DIGESTS
+
+    def __post_init__(self) -> None:
+        if len({*self.heads}) < len(self.heads):
+            repeated = next(head for head in self.heads if self.heads.count(head) > 1)
+            raise BadInput(f"head {format_head(*repeated)} appears twice in one set. List each head once")
+        if self.weights is not None and len(self.weights) != len(self.heads):
+            raise BadInput(f"{len(self.weights)} weights for {len(self.heads)} heads. Give one weight per head")
+
+    @classmethod
+    def parse(cls, text: str | Iterable[str], source: str = "") -> "HeadSet":
+        """Parse head identifiers, separated by commas or underscores or given one by one; repeated heads count once.
+
+        Raises ValueError naming the first that is not a head.
+        """
+        parts = re.split(r"[,_\s]+", text) if isinstance(text, str) else text
+        return cls(tuple(dict.fromkeys(parse_head(part.strip()) for part in parts if part.strip())), source=source)
+
+    @classmethod
+    def top(
+        cls,
+        table: pd.DataFrame,
+        statistic: str,
+        count: int,
+        model: str | None = None,
+        model_digests: WeightDigests = NO_DIGESTS,
+    ) -> "HeadSet":
+        """The `count` heads of largest `statistic` in a per-head table such as `run.heads`, with it as weight.
+
+        Heads with estimates follow those that were measured, and `source` counts them. Equal values are ordered by
+        layer and head; heads without a value are left out. Raises BadInput if the table has no such column, or holds
+        several models and `model` names none.
+        """
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise BadInput(f"count={count!r}: the number of heads must be a whole number of at least 1. Pass e.g. 5")
+        if statistic not in table:
+            suggestion = did_you_mean(str(statistic), map(str, table))
+            raise BadInput(f"no statistic '{statistic}' in this run{suggestion}. Use a column of run.heads")
+        models = [*dict.fromkeys(table["model"].astype(str))]
+        if model is None and len(models) > 1:
+            raise BadInput(f"several models in this run: {', '.join(models)}. Name one with model=...")
+        rows = table[table["model"] == (models[0] if model is None else model)]
+        if rows.empty:
+            raise BadInput(f"no model '{model}' in this run. Use one of: {', '.join(models)}")
+        rows = rows.dropna(subset=[statistic]).sort_values(["layer", "head"])
+        ordered = rows.assign(_estimated=estimate_mask(rows, statistic)).sort_values(
+            ["_estimated", statistic], ascending=[True, False], kind="stable"
+        )
+        rows, others = ordered.head(count), ordered.iloc[count:]
+        heads = tuple((int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True))
+        source = f"top {count} by {statistic}" + (f" of {model}" if model else "")
+        source += _describe_estimates(rows, others, statistic)
+        return cls(heads, tuple(map(float, rows[statistic])), source, model_digests)
+
+    @classmethod
+    def read(cls, file: Path | str, column: str | None = None) -> "HeadSet":
+        """Read the heads of a file in order of rank, with their scores as weights, see `read_heads`.
+
+        Of a mask, such as RTP-LLM's, the selected heads. Raises BadInput for scores of KV groups, too.
+        """
+        content = read_heads(file, column)
+        if content.per_group:
+            raise no_ranking(file)
+        if not (rows := content.ranked()):
+            raise BadInput(f"the mask in '{file}' selects no head. Set some of its values to 1")
+        weights = () if content.is_mask else tuple(score for *_, score in rows if score is not None)
+        source = content.name if content.is_list else f"{content.name}, {file}"
+        return cls(tuple((layer, head) for layer, head, _ in rows), weights or None, source, content.digests)
+
+    def write(self, file: Path | str) -> None:
+        """Write the set as YAML, or as JSON if the file ends in .json."""
+        fields = {key: value for key, value in self.to_dict().items() if value}
+        text = json.dumps(fields, indent=2) if str(file).endswith(".json") else yaml.safe_dump(fields, sort_keys=False)
+        Path(file).write_text(text, encoding="utf-8")
+
+    def to_dict(self) -> dict[str, object]:
+        """Identifiers, weights, source and digests of the model as plain data."""
+        return {
+            "heads": self.identifiers,
+            "weights": None if self.weights is None else [*self.weights],
+            "source": self.source,
+            "model_digests": self.model_digests.to_dict(),
+        }
+
+    @property
+    def identifiers(self) -> list[str]:
+        """The heads as L18H6, in order."""
+        return [format_head(*head) for head in self.heads]
+
+    def mask(self, layers: Sequence[int], heads: int) -> npt.NDArray[np.bool_]:
+        """Which heads are in the set: [len(layers), heads]; `layers` are layer numbers."""
+        return np.array([[(layer, head) in self.heads for head in range(heads)] for layer in layers], dtype=bool)
+
+    def __iter__(self) -> Iterator[Head]:
+        return iter(self.heads)
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def __contains__(self, head: object) -> bool:
+        return head in self.heads
+
+    def __or__(self, other: Collection[Head]) -> "HeadSet":
+        heads = (*self.heads, *(head for head in other if head not in self.heads))
+        others = getattr(other, "model_digests", NO_DIGESTS)
+        if not self.model_digests.matches(others):
+            raise BadInput("these heads were measured on two models with different weights. Combine heads of one model")
+        return HeadSet(heads, model_digests=self.model_digests.shared_with(others))
+
+    def __and__(self, other: Collection[Head]) -> "HeadSet":
+        return HeadSet(tuple(head for head in self.heads if head in other), model_digests=self.model_digests)
+
+    def __sub__(self, other: Collection[Head]) -> "HeadSet":
+        return HeadSet(tuple(head for head in self.heads if head not in other), model_digests=self.model_digests)
+
+    def __str__(self) -> str:
+        return ",".join(self.identifiers)
+
+
+def _describe_estimates(top: pd.DataFrame, others: pd.DataFrame, statistic: str) -> str:
+    """A text for the source of a list of top heads: how many of them are estimates, or how many others have larger
+    estimates; "" if no estimate affects the list."""
+    estimated = int(top["_estimated"].sum())
+    larger = int((others["_estimated"] & (others[statistic] > top[statistic].min())).sum())
+    parts = [f"{estimated} of {len(top)} are estimates"] if estimated else []
+    parts += [f"{larger} other heads have larger estimates"] if larger and not estimated else []
+    return "".join(f"; {part}" for part in parts)
