@@ -104,6 +104,16 @@ def test_a_key_that_repeats_in_a_line_is_refused(read: Any, key: str, tmp_path: 
         read(file, 9) if read is read_needles else read(file)
 
 
+@pytest.mark.parametrize(
+    ("read", "key"), [(read_prompt_pairs, "answer"), (read_span_prompts, "text"), (read_needles, "question")]
+)
+def test_half_of_a_character_in_a_line_is_refused(read: Any, key: str, tmp_path: Path) -> None:
+    """No tokenizer reads it."""
+    file = write(tmp_path, "", f'{{"name": "x", "{key}": "a \\ud800 b"}}')
+    with refuses(BadInput, f"'{file}'", "line 2", r"'\ud800'", "half of a character"):
+        read(file, 9) if read is read_needles else read(file)
+
+
 CHANGES: dict[str, Any] = {
     "missing": {"corrupted": None},
     "empty": {"corrupted": ""},

@@ -109,8 +109,17 @@ def read_json(file: Path, source_name: str) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError also for a key that appears twice, of which JSON keeps the last."""
-    return json.loads(text, object_pairs_hook=_unique_keys)
+    """The value of a JSON text.
+
+    Raises ValueError also for a key that appears twice, of which JSON keeps the last, and for half of a character, such
+    as \\ud800, which can be neither stored nor read by a tokenizer.
+    """
+    value = json.loads(text, object_pairs_hook=_unique_keys)
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{error.object[error.start]!a} is half of a character. Remove it") from error
+    return value
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
