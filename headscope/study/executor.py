@@ -87,7 +87,7 @@ class JobExecutor:
         jobs = group_by_pass(cells, self.context.labels)
         lengths: dict[str, set[int]] = {label: set() for label in self.used_labels}
         for job in jobs:
-            lengths.setdefault(job.model, set()).add(context_length(job))
+            lengths.setdefault(job.model, set()).add(job.length)
         for label in self.used_labels:
             self.context.measured_lengths[label] = tuple(sorted(lengths[label] - {0}))
         always = [
@@ -137,7 +137,7 @@ class JobExecutor:
 
     def _warn_beyond_native(self, job: Job, model: Model) -> None:
         """Warn once per model of a context that is longer than the one it was trained for, without a scheme."""
-        native, original, length = model.geometry.native_context, model.geometry.original_context, context_length(job)
+        native, original, length = model.geometry.native_context, model.geometry.original_context, job.length
         if 0 < native < length and model.scheme == "base" and job.model not in self._warned_labels:
             self._warned_labels.add(job.model)
             log.warning(
@@ -155,14 +155,6 @@ class JobExecutor:
         ids = torch.tensor(observing[0][0].token_ids(cell))
         factories = [partial(runner.observer, cell, model) for runner, cell in observing]
         return {table: rows for tables in observe(model, ids, factories) for table, rows in tables.items()}
-
-
-def context_length(job: Job) -> int:
-    """Tokens of the longest text that a job reads; 0 if its cells do not say so."""
-    return max(
-        cell.text_pass.length if isinstance(cell, PassCell) else getattr(cell.work, "length", 0)
-        for _, cell in job.parts
-    )
 
 
 def runs_always(job: Job) -> bool:

@@ -134,6 +134,7 @@ def run_study(
                     **descriptions[label],
                     **text_digests(_recorded_digests(writer, label) | context.input_digests[label]),
                     "documents_sha256": dict(context.document_digests[label]),
+                    "longest_context": max(context.measured_lengths[label], default=0),
                     **_describe_bos(study, label, context, _recorded_digests(writer, label)),
                 }
                 for label in used
