@@ -13,6 +13,7 @@ import torch
 
 from headscope.attention.kernels.runtime import describe_kernels
 from headscope.base import plugins
+from headscope.errors import BadInput
 from headscope.compat.torch import cpu_flash_attention
 from headscope.compat.transformers import COMMIT_HASH
 from headscope.forward.observe import observe
@@ -76,7 +77,9 @@ class JobExecutor:
                 self.runners[name] = plugins.call_part(probe, RunnerParts.runner)(options, context)
 
     def plan(self) -> list[Job]:
-        """All jobs of the study, in the order of the stored rows. Sets `used_labels`."""
+        """All jobs of the study, in the order of the stored rows. Sets `used_labels`. Raises BadInput without a probe."""
+        if not self.context.study.probe_options:
+            raise BadInput(f"the study requests no probe. Add one of: {', '.join(plugins.requestable_probes())}")
         requested = [(name, runner) for name, runner in self.runners.items() if not plugins.probes()[name].runs_always]
         cells = [(name, cell) for name, runner in requested for cell in runner.cells()]
         requested_labels = {cell.model for _, cell in cells}

@@ -80,8 +80,6 @@ def run_study(
     _check_own_metrics(study, resume)
     progress = progress or NoProgress()
     out = user_input.check_path(out, "out")
-    if not study.probe_options:
-        raise BadInput(f"the study requests no probe. Add one of: {', '.join(plugins.requestable_probes())}")
     engine = create_engine(study.engine)
     context = StudyContext(study, in_memory_models or {}, progress)
     executor = JobExecutor(context)

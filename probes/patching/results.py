@@ -46,7 +46,7 @@ EFFECT = Question(
 
 LAYER_EFFECT = Question(
     name="patching_layers.layer",
-    sentence=f"{_SUBJECT}[, only at the positions of {{span}}]: the effect of layer {{patched_layer}} is {{value}}",
+    sentence=f"{_SUBJECT}[, only at the positions of {{span:positions}}]: the effect of layer {{patched_layer}} is {{value}}",
     **_EFFECT,
 )
 """The effect of one layer."""
@@ -66,16 +66,16 @@ QUESTIONS = (
     ),
     Question(
         name="patching.span",
-        sentence=f"{_SUBJECT}, only at the positions of {{span}}: the effect of largest size is that of {{unit}}, "
+        sentence=f"{_SUBJECT}, only at the positions of {{span:positions}}: the effect of largest size is that of {{unit}}, "
         "{value}",
         **_EFFECT,
     ),
     EFFECT,
     Question(
         name="patching.set",
-        sentence=f"{_SUBJECT}[, only at the positions of {{span}}]: with all {{size:,}} named {{nouns}} patched "
+        sentence=f"{_SUBJECT}[, only at the positions of {{span:positions}}]: with all {{size:,}} named {{nouns}} patched "
         "together, the effect is {value}",
-        headline="{direction:capital} of {intervention}, {prompts}[, at {span}], {size:,} named {nouns} together: "
+        headline="{direction:capital} of {intervention}, {prompts}[, at {span:positions}], {size:,} named {nouns} together: "
         "{value}",
         level="headline",
         **_EFFECT,
@@ -83,8 +83,8 @@ QUESTIONS = (
     LAYER_EFFECT,
     *sweep_questions(
         "patching_layers",
-        f"{_SUBJECT}[, only at the positions of {{span}}]",
-        "{direction:capital} of {intervention}, {prompts}[, at {span}]",
+        f"{_SUBJECT}[, only at the positions of {{span:positions}}]",
+        "{direction:capital} of {intervention}, {prompts}[, at {span:positions}]",
         unit="layer {patched_layer}",
         **_EFFECT,
     ),
