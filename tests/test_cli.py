@@ -71,6 +71,20 @@ def test_a_model_name_with_other_characters_is_refused_as_a_name(refused, name):
     assert_names(line, f"model name '{name}'")
 
 
+@pytest.mark.parametrize("flag", ["--workers", "--gpus"])
+def test_a_plan_without_end_is_refused(headscope, tmp_path, flag):
+    (tmp_path / "study.yaml").write_text("window: {widths: [4], seeds: 1, steps: 1}")
+    code, _, line = headscope("plan", tmp_path / "study.yaml", flag, 100_000)
+    assert code == 2
+    assert_names(line, f"{flag} 100000", "10,000")
+
+
+@pytest.mark.parametrize("name", ["two\n", "\n", "two\nlines"])
+def test_a_line_break_in_the_name_of_a_joined_run_is_refused(refused, tmp_path, name):
+    runs = [synthetic_run(tmp_path, ("base",), seed=seed).path for seed in (0, 1)]
+    assert_names(refused(2, "join", *runs, "--name", name), "invalid run name")
+
+
 @pytest.mark.parametrize("command", ["run", "plan"])
 def test_an_empty_study_is_refused(headscope, tmp_path, command):
     (tmp_path / "empty.yaml").write_text("{}")
