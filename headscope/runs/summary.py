@@ -210,9 +210,7 @@ def beyond_native_context(run: RunTables) -> list[tuple[str, int, int]]:
                 for label, length in rows.groupby("model", observed=True)["context_length"].max().items():
                     longest[str(label)] = max(int(length), longest.get(str(label), 0))
     natives = {
-        model["label"]: model["geometry"].get("native_context") or 0
-        for model in models
-        if model["scheme"] == "base"
+        model["label"]: model["geometry"].get("native_context") or 0 for model in models if model["scheme"] == "base"
     }
     return [(label, longest[label], native) for label, native in natives.items() if 0 < native < longest.get(label, 0)]
 

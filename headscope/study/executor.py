@@ -13,9 +13,9 @@ import torch
 
 from headscope.attention.kernels.runtime import describe_kernels
 from headscope.base import plugins
-from headscope.errors import BadInput
 from headscope.compat.torch import cpu_flash_attention
 from headscope.compat.transformers import COMMIT_HASH
+from headscope.errors import BadInput
 from headscope.forward.observe import observe
 from headscope.models.bridge import describe_bridge
 from headscope.positions.adarope import AdaRoPE

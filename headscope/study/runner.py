@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from headscope.base import plugins, user_input
+from headscope.base import user_input
 from headscope.errors import BadInput, Interrupted
 from headscope.models.unsupported import refuse_autocast
 from headscope.positions.model import Model
