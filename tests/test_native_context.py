@@ -62,4 +62,5 @@ def test_every_probe_marks_texts_beyond_the_native_context(probe, folder, tmp_pa
     ]
     assert marks == [("base", LONG, NATIVE)]
     warnings = [record.getMessage() for record in caplog.records if "was trained for" in record.getMessage()]
-    assert len(warnings) == 1 and f"contexts of {LONG}" in warnings[0]
+    assert len(warnings) == 1
+    assert f"contexts of {LONG}" in warnings[0]

@@ -52,7 +52,5 @@ def test_sentences_describe_positions_by_number_in_words(name: str) -> None:
     described = fill("at {span:positions}: x", {"span": name})
     assert (described == f"at {name}: x") == (name in ("last", "answer"))
     assert "::" not in described
-    texts = [
-        (question.name, text) for question in questions().values() for text in (question.sentence, question.headline)
-    ]
-    assert not [name for name, text in texts if "{span}" in text]
+    templates = [text for question in questions().values() for text in (question.sentence, question.headline)]
+    assert not [text for text in templates if "{span}" in text]

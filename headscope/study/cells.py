@@ -73,6 +73,7 @@ class PassCell(Cell[Work]):
 
     @property
     def length(self) -> int:
+        """Tokens of its pass."""
         return self.text_pass.length
 
 

@@ -77,7 +77,10 @@ class JobExecutor:
                 self.runners[name] = plugins.call_part(probe, RunnerParts.runner)(options, context)
 
     def plan(self) -> list[Job]:
-        """All jobs of the study, in the order of the stored rows. Sets `used_labels`. Raises BadInput without a probe."""
+        """All jobs of the study, in the order of the stored rows. Sets `used_labels`.
+
+        Raises BadInput for a study without a probe.
+        """
         if not self.context.study.probe_options:
             raise BadInput(f"the study requests no probe. Add one of: {', '.join(plugins.requestable_probes())}")
         requested = [(name, runner) for name, runner in self.runners.items() if not plugins.probes()[name].runs_always]
