@@ -204,8 +204,8 @@ def beyond_native_context(run: RunTables) -> list[tuple[str, int, int]]:
     """(label, longest measured context length, native context) of models without a scheme that read longer texts."""
     models = run.manifest["models"]
     longest: dict[str, int] = {m["label"]: m["longest_context"] for m in models if "longest_context" in m}
-    for name in ("attention", "nll"):  # of runs that do not record it
-        if name in run.tables and len(longest) < len(models):
+    for name in ("attention", "nll") if len(longest) < len(models) else ():  # of runs that do not record it
+        if name in run.tables:
             for rows in run.blocks_of_layers(name, ["model", "context_length"]):
                 for label, length in rows.groupby("model", observed=True)["context_length"].max().items():
                     longest[str(label)] = max(int(length), longest.get(str(label), 0))
