@@ -10,13 +10,14 @@ from dash import html, no_update
 from dashboards import export
 from dashboards.controls import bound_placeholders, build_controls, build_run_control, control_values, run_options
 from dashboards.empty_pages import missing_data_page
-from dashboards.navigation import all_pages, navigation, navigation_state
+from dashboards.navigation import all_pages, has_explorer, navigation, navigation_state
 from dashboards.pages import Page, head, playground
 from dashboards.run_store import current_store
 from dashboards.selection import selection_panel
 from dashboards.view_state import (
     BROWSER_PARAMETERS,
     FILTER_PARAMETERS,
+    KNOWN_PARAMETERS,
     Query,
     ViewState,
     build_url,
@@ -118,8 +119,10 @@ def _filter_summary(run: Run, view: ViewState) -> str:
 
 
 def omission_notes(page: Page, run: Run, view: ViewState) -> list[str]:
-    """Data of the runs that the page leaves out by default."""
+    """Data of the runs that the page leaves out by default, and parameters that it does not read."""
     notes = assembly.dropped_row_notes(run)
+    if not has_explorer(page) and (unknown := sorted({*view.query} - KNOWN_PARAMETERS)):
+        notes.append(f"Unknown parameters, which are ignored: {', '.join(name[:60] for name in unknown)}.")
     if "models" in page.controls(run) and len(run.models) > len(view.shown_models) == len(default_models(run)):
         notes.append(f"{len(view.shown_models)} of {len(run.models)} models shown: {', '.join(view.shown_models)}.")
     return notes

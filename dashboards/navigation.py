@@ -24,6 +24,11 @@ def all_pages() -> list[Page]:
     return [*PAGES_BEFORE.values(), *PAGES_IN_GROUPS.values(), *probe.probe_pages(), *PAGES_AFTER.values()]
 
 
+def has_explorer(page: Page) -> bool:
+    """Whether the page may show an explorer of a probe, which reads parameters of its own."""
+    return page is head or page.PATH in {entry.PATH for entry in probe.probe_pages()}
+
+
 def page_groups() -> dict[str, list[Page]]:
     """The pages by tab, in the order of the navigation; a tab without a page is left out."""
     groups: dict[str, list[Page]] = {name: [page] for name, page in PAGES_BEFORE.items()}

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
@@ -35,6 +35,8 @@ BROWSER_PARAMETERS = ("sort", "column_filters", "playground")
 never redraw the page."""
 PERSISTENT_PARAMETERS = ("run", "model", "models", "stat", "baseline", "heads", "sets")
 """Parameters that links to other pages keep."""
+KNOWN_PARAMETERS = {*FILTER_PARAMETERS, *BROWSER_PARAMETERS, *PERSISTENT_PARAMETERS, "rank_lines", "tab"}
+"""Parameters that some page reads; pages with an explorer of a probe read others, too."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,17 @@ class ViewState:
         if unused := [name for name in FILTER_PARAMETERS if name in values and name not in page_controls]:
             values = {name: value for name, value in values.items() if name not in unused}
             notes.append(f"Ignored, because this page has no such filter: {', '.join(unused)}.")
-        requested = query.get("models", [])
+
+        def parsed(name: str, parse: Callable[[str], Any]) -> Any:
+            value = parse(values.get(name, ""))
+            if name in values and (value is None or value == HeadSet(())):
+                notes.append(f"{name} \u2018{values[name][:60]}\u2019 cannot be read; the parameter is ignored.")
+                del values[name]
+            return value
+
+        requested = [query["models"]] if isinstance(query.get("models"), str) else query.get("models", [])
+        if lacking := [label for label in requested if label not in run.models]:
+            notes.append(f"This run has no model \u2018{lacking[0][:60]}\u2019; it is not compared.")
         shown_models = [label for label in run.models if label in requested] or default_models(run)
         model = choice("model", run.models, default_model(run)) or ""
         baseline = choice("baseline", run.models, None)
@@ -103,10 +115,15 @@ class ViewState:
         head_sets = dict(_parse_head_sets(query.get("sets", [])))
         set_name = choice("set", [*head_sets], None)
         rank_lines = choice("rank_lines", ["top", "changed"], "top") or ""
-        if selected_heads := parse_heads(values.get("heads", "")):  # the browser compares names such as 18.6
+        if selected_heads := parsed("heads", parse_heads):  # the browser compares names such as 18.6
             values["heads"] = "_".join(f"{layer}.{head}" for layer, head in selected_heads)
         else:
             values.pop("heads", None)
+        layers, min_value, max_value = (
+            parsed(name, parse)
+            for name, parse in (("layers", _parse_range), ("min", _parse_number), ("max", _parse_number))
+        )
+        sort = parsed("sort", _parse_sort)
         return cls(
             query={name: query[name] if name in ("run", "models", "sets") else values[name] for name in values},
             model=model,
@@ -114,15 +131,15 @@ class ViewState:
             statistic_name=statistic_name,
             baseline=baseline,
             filter_model=filter_model,
-            layers=_parse_range(values.get("layers", "")),
+            layers=layers,
             role=role,
-            min_value=_parse_number(values.get("min")),
-            max_value=_parse_number(values.get("max")),
+            min_value=min_value,
+            max_value=max_value,
             selected_heads=selected_heads,
             head_sets=head_sets,
             set_name=set_name,
             rank_lines=rank_lines,
-            sort=_parse_sort(values.get("sort", "")),
+            sort=sort,
             column_filters=_parse_column_filters(values.get("column_filters", "")),
             notes=tuple(notes),
         )

@@ -524,6 +524,8 @@ CONFIGS: list[tuple[int, Named, str, Any]] = [
     (2, "-64", "hidden_size", -64),
     (2, "-1", "vocab_size", -1),
     (2, "model.layers.4.input_layernorm.weight", "num_hidden_layers", 5),
+    *((2, (key, "4,096"), key, 10**power) for key in ("num_hidden_layers", "num_experts") for power in (6, 13)),
+    (2, ("num_layers", "4,096"), "vision_config", {"num_layers": 10**13}),
     (2, "zero", "num_attention_heads", 0),
     (2, "shapes", "num_key_value_heads", 3),
     (2, "shapes", "vocab_size", 50),

@@ -59,9 +59,15 @@ def test_first_layer_logits_of_a_real_prompt_equal_those_of_token_pairs(smollm2:
         torch.testing.assert_close(ours, expected[:, -1, j], atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "gpt_neox", "glm", "smollm3"])
+NARROW_CAP = replace(
+    families.OTHERS["gemma2"], options=families.OTHERS["gemma2"].options | {"attn_logit_softcapping": 0.05}
+)
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "gpt_neox", "glm", "smollm3", "gemma2"])
 def test_positional_logits_equal_the_mean_query_and_key_rotated_by_hand(name: str) -> None:
-    model = hs.load(families.SPECS[name].build()).with_scheme("yarn:factor=4")
+    family = NARROW_CAP if name == "gemma2" else families.SPECS[name]
+    model = hs.load(family.build()).with_scheme("yarn:factor=4")
     ids = torch.randint(3, 128, (20,), generator=torch.Generator().manual_seed(0)).tolist()
     preference = PositionalPreference(model.geometry, len(ids), model.schedule.theta)
     kept = records(model, ids)
@@ -82,7 +88,19 @@ def test_positional_logits_equal_the_mean_query_and_key_rotated_by_hand(name: st
         expected += record.scaling * torch.einsum("hid,hd->h", turned[0, :, 1:].float(), k)
     expected /= (len(ids) - 1) ** 2
     ours = preference.logits(layer, torch.tensor([distance]))[:, 0]
-    torch.testing.assert_close(ours.float(), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours.float(), record.soft_cap(expected), atol=1e-4, rtol=1e-4)
+
+
+def test_the_positional_curve_ends_where_the_keys_of_a_query_end() -> None:
+    options = families.OTHERS["llama4"].options | {"attention_chunk_size": 8}
+    model = hs.load(replace(families.OTHERS["llama4"], options=options).build())
+    preference = PositionalPreference(model.geometry, 20, model.schedule.theta)
+    for record in records(model, list(range(3, 23))).values():
+        preference.update(record)
+    curve, summary = preference.compute(), preference.summarise()
+    for layer, visible in ((0, 8), (3, 20)):
+        assert curve["distance"][curve["layer"] == layer].max() < visible
+        assert summary["effective_length"][summary["layer"] == layer].max() < visible + 0.5
 
 
 def test_chunks_of_queries_give_the_same_means() -> None:

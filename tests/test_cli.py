@@ -67,6 +67,34 @@ def test_an_unknown_alias_is_refused_with_the_nearest_one(refused):
     assert_names(line, "'smollm-135m'", "'smollm2-135m'")
 
 
+@pytest.mark.parametrize("name", ["a<b", "x, y", "a'b"])
+def test_a_model_name_with_other_characters_is_refused_as_a_name(refused, name):
+    line = refused(2, "run", "--model", f"{name}=smollm2-135m", "--length", 64)
+    assert_names(line, f"model name '{name}'")
+
+
+@pytest.mark.parametrize("flag", ["--workers", "--gpus"])
+def test_a_plan_without_end_is_refused(headscope, tmp_path, flag):
+    (tmp_path / "study.yaml").write_text("window: {widths: [4], seeds: 1, steps: 1}")
+    code, _, line = headscope("plan", tmp_path / "study.yaml", flag, 100_000)
+    assert code == 2
+    assert_names(line, f"{flag} 100000", "10,000")
+
+
+@pytest.mark.parametrize("name", ["two\n", "\n", "two\nlines"])
+def test_a_line_break_in_the_name_of_a_joined_run_is_refused(refused, tmp_path, name):
+    runs = [synthetic_run(tmp_path, ("base",), seed=seed).path for seed in (0, 1)]
+    assert_names(refused(2, "join", *runs, "--name", name), "invalid run name")
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_an_empty_study_is_refused(headscope, tmp_path, command):
+    (tmp_path / "empty.yaml").write_text("{}")
+    code, _, line = headscope(command, tmp_path / "empty.yaml")
+    assert code == 2
+    assert_names(line, "no probe")
+
+
 def test_a_missing_path_is_reported_as_missing(refused):
     assert_names(refused(3, "run", "--model", "./nowhere/model", "--length", 64), "'./nowhere/model'")
 
@@ -309,6 +337,14 @@ def test_help_ends_with_the_common_options_and_shows_no_type_for_flags(headscope
     *_, last_group = re.split(r"^(?=\w)", text, flags=re.MULTILINE)
     assert last_group.startswith("Common options:")
     assert "--help" in last_group
+
+
+@pytest.mark.parametrize("name", LISTED_COMMANDS)
+def test_second_spellings_of_lists_are_singular_words(name):
+    command = typer.main.get_command(app).get_command(None, name)
+    command = command.with_flags() if isinstance(command, ProbeCommand) else command
+    spellings = [opt for parameter in command.params for opt in parameter.opts]
+    assert not [spelling for spelling in spellings if spelling.endswith("sse")]
 
 
 @pytest.mark.parametrize("name", LISTED_COMMANDS)

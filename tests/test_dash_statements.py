@@ -12,7 +12,7 @@ from support.synthetic_runs import synthetic_run
 from dashboards import export
 from dashboards.app import MAX_REQUEST_BYTES, create_app
 from dashboards.controls import build_controls, build_run_control
-from dashboards.layout import resolve_url
+from dashboards.layout import page_header, resolve_url
 from dashboards.view_state import ViewState
 from headscope.errors import BadRun
 from headscope.plots import head_matrices as head_figures
@@ -117,6 +117,26 @@ def test_the_browser_learns_of_a_run_that_finishes_later(tmp_path: Path) -> None
     assert client.get("/newest-run").json == {}
     later = synthetic_run(tmp_path, **TINY, probes=["measure"])
     assert client.get("/newest-run").json["name"] == later.path.name
+
+
+@pytest.mark.parametrize("path", ["/", "/heads", "/head/0.0", "/compare", "/runs"])
+@pytest.mark.parametrize(
+    "parameter", ["model", "models", "stat", "baseline", "layers", "min", "max", "role", "heads", "sort", "statistic"]
+)
+def test_a_parameter_that_cannot_be_used_is_named_on_the_page(run: Run, path: str, parameter: str) -> None:
+    with create_app(run.path.parent).server.app_context():
+        page, opened, view, content = resolve_url(path, {parameter: "no-such"})
+        header = str(page_header(page, opened, content, view))
+    takes_others = path.startswith("/head/") and parameter == "statistic"  # its explorers read other parameters
+    assert takes_others or "no-such" in header or f": {parameter}." in header
+
+
+def test_filters_reach_every_chart_of_the_page_of_heads(run: Run) -> None:
+    with create_app(run.path.parent).server.app_context():
+        *_, content = resolve_url("/heads", {"layers": "1-1"})
+        (chart,) = content.sections["Heads with similar statistics"]
+    layers = {point[0] for trace in chart.figure.data for point in trace.customdata}
+    assert layers == {1}
 
 
 def test_long_requests_are_refused_and_deep_brackets_are_ignored(client: FlaskClient, run: Run) -> None:

@@ -1,6 +1,7 @@
 """Effects of units: statistics against numpy and scipy by hand, and laws that hold for all tables."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from scipy import stats
 from headscope.results import words
 from headscope.results.effects import statistics
 from headscope.results.effects.comparison import agreements, compare_effects, compared_units, largest_change
+from headscope.results.effects.prompts import subset_result, subset_sweeps
 from headscope.results.effects.ranking import largest_unit, margin_over_rank, rank, select_units
 from headscope.results.effects.results import sweep_questions, sweep_results
 from headscope.results.effects.sweep import (
@@ -339,6 +341,17 @@ def test_results_of_estimates_and_of_two_samples_claim_nothing(monkeypatch: pyte
     every_unit = results_of(monkeypatch, table(VALUES).assign(head=-1).drop_duplicates(["kv_group", "layer", "pair"]))
     (significant,) = every_unit["significant"]
     assert {"units": 4, "nouns": "KV groups", "estimated": None}.items() <= significant.details.items()
+
+
+def test_without_a_positive_effect_the_headline_calls_none_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    top = results_of(monkeypatch, table(-np.abs(VALUES) - 0.001))["top"][0]
+    assert "no effect is positive" in words.headline(top)
+    prompts = pd.DataFrame({"model": "base", "prompts": "ioi", "metric": "logprob", "pair": ["a", "b"]})
+    rows = table(-np.abs(VALUES[:, :2]) - 0.001).assign(metric="logprob")
+    sweep = replace(SWEEP, keys=(*SWEEP.keys, "metric"))
+    for effects in subset_sweeps(rows, sweep, ["base"]):
+        result = subset_result(effects, "x.pair", prompts, {})
+        assert result.value == effects.units["effect"].min()
 
 
 # Laws --------------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from headscope.runs.head_profiles import (
 )
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.summary import default_models_with
+from probes.measure.analysis import LOCAL_LENGTH
 from probes.needle.trial_explorer import trial_blocks
 from probes.patterns import similarity
 from probes.patterns import view as maps
@@ -85,6 +86,20 @@ def test_the_first_sentence_names_the_role_in_which_the_head_ranks_highest(run: 
     for index, row in run.heads.iterrows():
         held_roles = head_roles(run, row["model"], row["layer"], row["head"])
         assert strongest[index] == (held_roles[0].name if held_roles else NO_ROLE)
+
+
+def test_a_local_head_is_shown_with_the_effective_length_that_makes_it_local(run: Run) -> None:
+    held = [
+        role
+        for row in run.heads[run.heads["model"] == "yarn"].itertuples()
+        for role in head_roles(run, "yarn", row.layer, row.head)
+        if role.name == "local"
+    ]
+    assert held
+    for role in held:
+        assert role.statistic_name.startswith("ess2_")
+        assert role.value < LOCAL_LENGTH
+        assert role.rank_text.endswith("heads by local mass")
 
 
 @pytest.mark.slow

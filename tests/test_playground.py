@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from dashboards.layout import resolve_url
 from dashboards.playground.callbacks import parse_count, parse_request, second_prompt, store_prompt_as_run
 from dashboards.playground.components import next_token_table
 from dashboards.playground.view import parse_view
-from dashboards.playground.worker import ModelWorker, authorized_worker
+from dashboards.playground.worker import ModelWorker, authorized_worker, page_token
 from headscope.errors import BadInput, CannotWrite, Interrupted
 from headscope.interventions.heads import head_units
 from headscope.interventions.metrics import PairTokens
@@ -48,6 +49,7 @@ from headscope.rendering import assembly
 from headscope.runs.run import Run
 
 PROMPT = "w5 w6 w7 w5 w6 w9 w5 w5 w6"
+OWN = {"Origin": "http://127.0.0.1:8050"}
 HEADS = [(0, 1), (1, 2)]
 
 
@@ -430,6 +432,36 @@ def test_cancel_ends_the_running_and_the_waiting_requests(worker: ModelWorker) -
 
 
 @pytest.mark.slow
+def test_cancel_ends_the_requests_of_its_own_page_only(worker: ModelWorker) -> None:
+    worker.run_task("predict", prompt=PROMPT)
+    own, other = (partial(worker.run_task, page=page) for page in ("own", "other"))
+    with ThreadPoolExecutor(3) as pool:
+        running = pool.submit(own, "continue", prompt=PROMPT, count=10**6)
+        time.sleep(0.3)
+        next_one = pool.submit(other, "continue", prompt=PROMPT, count=10**6)
+        time.sleep(0.3)
+        worker.cancel("own")
+        with refuses(Interrupted, "cancelled"):
+            running.result(30)
+        waiting = pool.submit(own, "predict", prompt=PROMPT)
+        time.sleep(0.3)
+        worker.cancel("own")
+        with refuses(Interrupted, "cancelled"):
+            waiting.result(30)
+        assert not next_one.done()
+        worker.cancel("other")
+        with refuses(Interrupted, "cancelled"):
+            next_one.result(30)
+
+
+def test_every_opened_page_has_a_token_of_its_own(app: Flask) -> None:
+    with app.test_request_context(base_url=OWN["Origin"], headers=OWN):
+        tokens = [page_token() for _ in range(2)]
+        assert tokens[0] != tokens[1]
+        assert authorized_worker(tokens[0]) is authorized_worker(tokens[1])
+
+
+@pytest.mark.slow
 def test_a_request_ends_at_the_time_limit(worker: ModelWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "time_limit", 0.5)
     with refuses(Interrupted, "0.5 s"):
@@ -445,14 +477,13 @@ def app(runs: Path, specs: dict[str, str]) -> Iterator[Flask]:
 
 def test_only_the_own_page_with_the_token_reaches_the_worker(app: Flask) -> None:
     token = app.config["PLAYGROUND_TOKEN"]
-    own = {"Origin": "http://127.0.0.1:8050"}
-    for headers, sent in (({}, token), ({"Origin": "http://evil.example"}, token), (own, ""), (own, None), (own, "é")):
+    for headers, sent in (({}, token), ({"Origin": "http://evil.example"}, token), (OWN, ""), (OWN, None), (OWN, "é")):
         with (
             app.test_request_context(base_url="http://127.0.0.1:8050", headers=headers),
             refuses(BadInput, "session"),
         ):
             authorized_worker(sent)
-    with app.test_request_context(base_url="http://127.0.0.1:8050", headers=own):
+    with app.test_request_context(base_url=OWN["Origin"], headers=OWN):
         assert authorized_worker(token) is app.config["PLAYGROUND_WORKER"]
     assert app.config["PLAYGROUND_WORKER"].process_id is None, "the process starts on first use"
 

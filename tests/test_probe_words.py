@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from support.source_tree import ROOT
 
+from headscope.results.questions import questions
+from headscope.results.words import fill
+
 PROBE_FILES = sorted((ROOT / "probes").rglob("*.py"))
 RESULT_FILES = [
     file for file in PROBE_FILES if re.search(r"\bResult\(|import .*\bResult\b", file.read_text(encoding="utf-8"))
@@ -42,3 +45,12 @@ def test_no_probe_words_an_interval_or_a_p_value(file: Path) -> None:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     texts = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
     assert [text for text in texts if WORDED.search(text)] == []
+
+
+@pytest.mark.parametrize("name", ["-3:", "3:7", ":5", "-1", "3", "last", "answer"])
+def test_sentences_describe_positions_by_number_in_words(name: str) -> None:
+    described = fill("at {span:positions}: x", {"span": name})
+    assert (described == f"at {name}: x") == (name in ("last", "answer"))
+    assert "::" not in described
+    templates = [text for question in questions().values() for text in (question.sentence, question.headline)]
+    assert not [text for text in templates if "{span}" in text]

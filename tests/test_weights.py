@@ -164,6 +164,20 @@ def test_effective_embedding_is_the_first_layer_without_its_heads(name: str) -> 
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("uses_first_mlp", [False, True])
+def test_ov_logits_and_copying_scores_leave_out_learned_positions(uses_first_mlp: bool) -> None:
+    results = []
+    for offset in (0.0, 3.0):
+        model = hs.load(families.OTHERS["gpt2"].build())
+        model.module.transformer.wpe.weight += offset * torch.arange(64)
+        embeddings = TokenEmbeddings(model, inspect_head_weights(model), uses_first_mlp)
+        (logits,) = ov_logits(embeddings, 1, torch.tensor([5]))
+        results.append((logits, embeddings.vocabulary_map(1)))
+    for before, after in zip(*results, strict=True):
+        torch.testing.assert_close(before, after, atol=1e-3, rtol=1e-3)
+
+
+@torch.no_grad()
 def test_ov_logits_equal_the_logits_of_what_the_head_writes() -> None:
     model, weights = opened("llama-gqa")
     attention, inner = model.module.model.layers[1], model.module.model

@@ -93,8 +93,8 @@ def _card(run: Run, view: ViewState, layer: int, head: int) -> Iterator[Block]:
                 for role in assigned_roles
             ],
             [
-                f"{capitalise(roles()[role.name].meaning)}. {capitalise(statistic(role.statistic_name).label)}, rank "
-                f"{role.rank} of {role.heads} heads."
+                f"{capitalise(roles()[role.name].meaning)}. {capitalise(statistic(role.statistic_name).label)}, "
+                f"{role.rank_text}."
                 for role in assigned_roles
             ],
         )

@@ -188,7 +188,7 @@ def _keep(_: int, data: Any, next_token: str, token: str) -> Any:
 
 @_or_notice
 def _cancel(_: int, token: str) -> Any:
-    authorized_worker(token).cancel()
+    authorized_worker(token).cancel(token)
     return no_update
 
 

@@ -10,7 +10,7 @@ from dash import dcc, html
 
 from dashboards.components import build_component
 from dashboards.playground.view import PlaygroundView
-from dashboards.playground.worker import session_token
+from dashboards.playground.worker import page_token
 from dashboards.run_store import READ_ONLY_REASON, current_store
 from dashboards.view_state import ViewState
 from headscope.base.ablation_names import MEAN_OF_TEXT
@@ -78,7 +78,7 @@ def playground_component(block: PlaygroundBlock, view: ViewState, block_id: str)
         hidden=True,
     )
     stores = [
-        dcc.Store("playground-token", data=session_token()),
+        dcc.Store("playground-token", data=page_token()),
         dcc.Store("playground-prediction"),
         dcc.Store("playground-attention"),
         dcc.Store("playground-drawn"),

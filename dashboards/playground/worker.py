@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from threading import Condition
@@ -35,20 +36,18 @@ class ModelWorker:
         self._process: Any = None
         self._connection: Any = None
         self._cancelled = self._context.Event()
-        self._cancel_count = 0
-        self._next_ticket, self._turn, self._changed = 0, 0, Condition()
+        self._running_page = ""
+        self._cancel_counts: Counter[str] = Counter()
+        self._queue: list[object] = []
+        self._changed = Condition()
 
-    def run_task(self, task: str, /, **arguments: Any) -> Any:
-        """The result of a task of `headscope.playground.tasks`, after the requests before it.
+    def run_task(self, task: str, /, *, page: str = "", **arguments: Any) -> Any:
+        """The result of a task of `headscope.playground.tasks`, after the requests before it, for an opened page.
 
         Raises Interrupted if it is cancelled or takes too long, BadInput if the process dies or too many requests
         wait, and the errors that the task raises.
         """
-        cancel_count = self._cancel_count
-        with self._waiting_for_turn():
-            self._cancelled.clear()  # before the check, so that no cancellation after it is lost
-            if cancel_count != self._cancel_count:
-                raise Interrupted("the request was cancelled")
+        with self._waiting_for_turn(page):
             self._start_if_needed()
             process = self._process
             try:
@@ -60,10 +59,13 @@ class ModelWorker:
             raise value
         return value
 
-    def cancel(self) -> None:
-        """Cancel the running request and those that wait."""
-        self._cancel_count += 1
-        self._cancelled.set()
+    def cancel(self, page: str = "") -> None:
+        """Cancel the requests of a page, whether they run or wait."""
+        with self._changed:
+            self._cancel_counts[page] += 1
+            if page == self._running_page:
+                self._cancelled.set()
+            self._changed.notify_all()
 
     def stop(self) -> None:
         """End the process. The next request starts a new one."""
@@ -79,18 +81,24 @@ class ModelWorker:
         return None if self._process is None else int(self._process.pid)
 
     @contextmanager
-    def _waiting_for_turn(self) -> Iterator[None]:
+    def _waiting_for_turn(self, page: str) -> Iterator[None]:
+        ticket = object()
         with self._changed:
-            if self._next_ticket - self._turn > MAX_WAITING:
-                raise BadInput(f"{MAX_WAITING} requests are waiting. Cancel them, or try again later")
-            ticket = self._next_ticket
-            self._next_ticket += 1
-            self._changed.wait_for(lambda: self._turn == ticket)
+            if len(self._queue) > MAX_WAITING:
+                raise BadInput(f"{MAX_WAITING} requests are waiting. Cancel yours, or try again later")
+            self._queue.append(ticket)
+            count = self._cancel_counts[page]
         try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue[0] is ticket or count != self._cancel_counts[page])
+                if count != self._cancel_counts[page]:
+                    raise Interrupted("the request was cancelled")
+                self._running_page = page
+                self._cancelled.clear()
             yield
         finally:
             with self._changed:
-                self._turn += 1
+                self._queue.remove(ticket)
                 self._changed.notify_all()
 
     def _start_if_needed(self) -> None:
@@ -147,16 +155,16 @@ def model_labels() -> list[str]:
     return [*current_app.config["PLAYGROUND_WORKER"].specs]
 
 
-def session_token() -> str:
-    """The token that the page sends with its requests."""
-    token: str = current_app.config["PLAYGROUND_TOKEN"]
-    return token
+def page_token() -> str:
+    """The token that an opened page sends with its requests: the session's, and the page's own part after a point."""
+    return f"{current_app.config['PLAYGROUND_TOKEN']}.{secrets.token_urlsafe(8)}"
 
 
 def authorized_worker(token: str | None) -> ModelWorker:
     """The worker. Raises BadInput if the request comes from another site or lacks the session's token."""
     is_own_page = request.headers.get("Origin") == request.host_url.rstrip("/")
-    if not is_own_page or not secrets.compare_digest((token or "").encode(), session_token().encode()):
+    sent, expected = (token or "").partition(".")[0], current_app.config["PLAYGROUND_TOKEN"]
+    if not is_own_page or not secrets.compare_digest(sent.encode(), expected.encode()):
         raise BadInput("the request does not come from this session of the app. Load the page again")
     model_worker: ModelWorker = current_app.config["PLAYGROUND_WORKER"]
     return model_worker
@@ -164,7 +172,7 @@ def authorized_worker(token: str | None) -> ModelWorker:
 
 def run_task(token: str | None, task: str, /, **arguments: Any) -> Any:
     """The result of a task (see `ModelWorker.run_task`) for a request with this token."""
-    return authorized_worker(token).run_task(task, **arguments)
+    return authorized_worker(token).run_task(task, page=token or "", **arguments)
 
 
 def _run_worker(connection: Any, cancelled: Any, specs: Mapping[str, str]) -> None:

@@ -187,7 +187,7 @@ def join(
     quiet: Quiet = False,
 ) -> None:
     """Combine several runs into one run directory, to share or ship it."""
-    if not re.match(user_input.RUN_NAME_PATTERN, name):
+    if not re.fullmatch(user_input.RUN_NAME_PATTERN, name):
         raise BadInput(f"invalid run name {user_input.quote(name)}. Use at most 100 letters, digits, - and _ in --name")
     from headscope.runs.run import Run
     from headscope.runs.writer import join_runs

@@ -10,6 +10,7 @@ import typer
 
 from headscope.cli import quiet_libraries
 from headscope.cli.flags import Json
+from headscope.errors import BadInput
 
 
 def bench(
@@ -68,9 +69,12 @@ def plan(
     quiet_libraries(as_json)
     from headscope.runs.run import Run
     from headscope.study import planning
-    from headscope.study.config import read_study
+    from headscope.study.config import MAX_WORKERS, read_study
     from headscope.study.progress import console_progress
 
+    for flag, count in (("--workers", workers or 0), ("--gpus", gpus)):
+        if count > MAX_WORKERS:
+            raise BadInput(f"{flag} {count} is too many. Use at most {MAX_WORKERS:,}")
     study = read_study(study_file, {})
     worker_count = workers or study.engine.workers or gpus or 2
     timed_run = None if timings is None else Run.open(timings)

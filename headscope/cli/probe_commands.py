@@ -94,7 +94,7 @@ def _option_flag(name: str, field: FieldInfo) -> tuple[Any, Any]:
     is_list = list in _plain_types(field.annotation)
     spellings = [_flag(name)]
     if is_list and name.endswith("s"):
-        spellings.append(spellings[0].removesuffix("s"))
+        spellings.append(re.sub(r"(?<=ss)es$|s$", "", spellings[0]))
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
     spellings += typing.cast(list[str], extra.get("flags", []))
     description = f"{_capitalized(field.description or '')}."

@@ -30,16 +30,22 @@ class _FirstLayerDone(Exception):
 
 
 @torch.no_grad()
-def effective_embeddings(model: Model, tokens: Tensor) -> Tensor:
-    """The output [n, D] of the first layer for single tokens [n] at position 0, with the outputs of its heads set to 0.
+def effective_embeddings(model: Model, tokens: Tensor, position_embedding: Tensor | float = 0) -> Tensor:
+    """The output [n, D] of the first layer for single tokens [n], with the outputs of its heads set to 0.
 
     That is the embedding, plus the bias of the first layer's attention output if it has one, plus the first MLP's
-    output for their sum; float32.
+    output for their sum; float32. `position_embedding` [D], a learned embedding of position 0, is subtracted from the
+    layer's input.
     """
     first, blocks = decoder_layers(model)[0], []
 
     def zero_output(z: Tensor, call: backend.AttentionCall) -> Tensor:
         return torch.zeros_like(z)
+
+    def subtract_position(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if args:
+            return (args[0] - position_embedding, *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": kwargs["hidden_states"] - position_embedding}
 
     def stop(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         blocks.append((output[0] if isinstance(output, tuple) else output)[:, 0].float())
@@ -51,6 +57,7 @@ def effective_embeddings(model: Model, tokens: Tensor) -> Tensor:
         captured = stack.enter_context(capturing(model))
         if model.attention_modules[0] in {*first.modules()}:
             captured.edit_output(0, zero_output)
+        captured.hook_inputs(first, subtract_position)
         captured.hook(first, stop)
         for batch in torch.split(tokens, TOKENS_PER_BATCH):
             try:
@@ -63,7 +70,7 @@ def effective_embeddings(model: Model, tokens: Tensor) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class TokenEmbeddings:
     """What the heads of a model read of its vocabulary; with `uses_first_mlp`, layers after the first read effective
-    embeddings."""
+    embeddings. Learned embeddings of positions are left out."""
 
     model: Model
     weights: ModelWeights
@@ -73,8 +80,8 @@ class TokenEmbeddings:
         """The residual stream [n, D] of tokens [n] that layer (by its index) reads."""
         first_layer = self.model.attention_modules[layer] in {*decoder_layers(self.model)[0].modules()}
         if self.uses_first_mlp and not first_layer:
-            return effective_embeddings(self.model, tokens)
-        return self.weights.embed(tokens.to(self.weights.embedding.device))
+            return effective_embeddings(self.model, tokens, self.weights.embedding_offset)
+        return self.weights.embed(tokens)
 
     def vocabulary_map(self, layer: int, *, centred: bool = True) -> Tensor:
         """Sum over the vocabulary of embedding x unembedding, [D, D], with the final norm's gain: W_E W_U.
@@ -87,7 +94,7 @@ class TokenEmbeddings:
         tokens = torch.arange(min(len(unembedding), len(self.weights.embedding)), device=unembedding.device)
         total = torch.zeros(unembedding.shape[1], unembedding.shape[1], device=unembedding.device)
         for batch in torch.split(tokens, TOKENS_PER_BATCH):
-            embedded = self.residual_input(batch, layer) - self.weights.embedding_offset
+            embedded = self.residual_input(batch, layer)
             total += embedded.T @ self.weights.final_norm.pull_back(unembedding[batch].float() - mean)
         return total
 

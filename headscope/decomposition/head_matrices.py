@@ -83,11 +83,10 @@ class HeadMatrices:
         """The full OV circuit: what attending to each of tokens `sources` [n] adds to the logits of `targets` [m],
         [n, m], minus the mean over the vocabulary. All tokens are targets by default.
         """
-        source_ids, embedding = self._token_ids(sources, "source"), self._weights.embedding
+        embedded = self._weights.embed(self._token_ids(sources, "source"))
         decomposition = self._weights.decomposition
         unembedding = decomposition.unembedding
         rows = torch.arange(len(unembedding)) if targets is None else self._token_ids(targets, "target")
-        embedded = self._weights.embedding_factor * embedding[source_ids.to(embedding.device)].float()
         written = (embedded.to(self.value.device) @ self.value.T) @ self.output.T
         directions = self._weights.final_norm.linear(written.to(self._weights.final_norm.gain.device))
         directions = decomposition.logit_factor * directions.to(unembedding.device)

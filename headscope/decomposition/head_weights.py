@@ -146,8 +146,8 @@ class ModelWeights:
     decomposition: ResidualDecomposition
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """What the first layer reads for tokens [n] at position 0: [n, D], float32."""
-        return self.embedding_factor * self.embedding[tokens].float() + self.embedding_offset
+        """What the first layer reads for tokens [n], without the embedding of a position: [n, D], float32."""
+        return self.embedding_factor * self.embedding[tokens.to(self.embedding.device)].float()
 
     @property
     def final_norm(self) -> Norm:

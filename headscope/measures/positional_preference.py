@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headscope.attention.cuda import without_waiting
 from headscope.attention.geometry import Geometry
-from headscope.attention.record import AttentionRecord
+from headscope.attention.record import AttentionRecord, soft_cap
 from headscope.measures.circuits import positional_effective_length, positional_logits
 from headscope.measures.distance_profile import log_spaced_distances
 from headscope.measures.rotary_pairs import rotary_planes
@@ -37,7 +37,8 @@ class PositionalPreference:
         self._query_sums: dict[int, Tensor] = {}
         self._key_sums: dict[int, Tensor] = {}
         self._scalings: dict[int, float] = {}
-        self._windows: dict[int, int | None] = {}
+        self._soft_caps: dict[int, float | None] = {}
+        self._visible: dict[int, int] = {}
         self.has_key_bias = False
 
     def update(self, record: AttentionRecord) -> None:
@@ -57,7 +58,8 @@ class PositionalPreference:
             unrotated = torch.complex(planes[0], planes[1]) * turns.view(-1, 1, len(positions))
             total = unrotated[..., unused:].sum(-1).view(geometry.kv_groups, geometry.all_pairs, -1).transpose(1, 2)
             sums[layer] = sums.get(layer, 0) + total.reshape(-1, geometry.all_pairs)
-        self._scalings[layer], self._windows[layer] = record.scaling, record.window
+        self._scalings[layer], self._soft_caps[layer] = record.scaling, record.softcap
+        self._visible[layer] = min(filter(None, (self.length, record.window, record.chunk_size)))
 
     def _pair_frequencies(self, layer: int) -> Tensor:
         """Signed frequencies of all pairs of a layer, [G, F], 0 for unrotated ones."""
@@ -75,18 +77,17 @@ class PositionalPreference:
         return (self._scalings[layer] / count**2 * self._query_sums[layer] * keys.conj()).cpu()
 
     def logits(self, layer: int, distances: Tensor) -> Tensor:
-        """Logit of the mean query with the mean key at distances [n]: [H, n], before any soft cap."""
+        """Logit of the mean query with the mean key at distances [n]: [H, n], after the layer's soft cap."""
         theta = self._pair_frequencies(layer).cpu().repeat_interleave(self.geometry.heads_per_group(layer), 0)
         products = self.pair_products(layer)
-        return torch.cat(
-            [positional_logits(products, theta, part) for part in torch.split(distances, ROWS_PER_CHUNK)], -1
-        )
+        linear = [positional_logits(products, theta, part) for part in torch.split(distances, ROWS_PER_CHUNK)]
+        return soft_cap(torch.cat(linear, -1), self._soft_caps[layer])
 
     def compute(self) -> Mapping[str, np.ndarray]:
-        """Columns of the positional logit curve; distances beyond a layer's window are left out."""
+        """Columns of the positional logit curve; distances beyond a layer's window or chunk are left out."""
         columns: dict[str, list[Tensor]] = {name: [] for name in ("layer", "head", "kv_group", "distance", "logit")}
         for layer, number in enumerate(self.geometry.layer_numbers):
-            distances = self.distances[self.distances < self._visible(layer)]
+            distances = self.distances[self.distances < self._visible[layer]]
             logits = self.logits(layer, distances)
             head = torch.arange(len(logits))[:, None].expand(logits.shape)
             columns["layer"].append(torch.full(logits.shape, number).flatten())
@@ -97,12 +98,12 @@ class PositionalPreference:
         return {name: torch.cat(parts).numpy() for name, parts in columns.items()}
 
     def summarise(self) -> Mapping[str, np.ndarray]:
-        """Summary of the positional logit curve, from all distances that the last query sees."""
+        """Summary of the positional logit curve, from all distances at which a query sees keys."""
         columns: dict[str, list[Tensor]] = {
             name: [] for name in ("layer", "head", "kv_group", "effective_length", "preferred_distance", "spread")
         }
         for layer, number in enumerate(self.geometry.layer_numbers):
-            logits = self.logits(layer, torch.arange(self._visible(layer)))
+            logits = self.logits(layer, torch.arange(self._visible[layer]))
             head = torch.arange(len(logits))
             columns["layer"].append(torch.full((len(logits),), number))
             columns["head"].append(head)
@@ -111,7 +112,3 @@ class PositionalPreference:
             columns["preferred_distance"].append(logits.argmax(-1))
             columns["spread"].append(logits.amax(-1) - logits.amin(-1))
         return {name: torch.cat(parts).numpy() for name, parts in columns.items()}
-
-    def _visible(self, layer: int) -> int:
-        window = self._windows[layer]
-        return self.length if window is None else min(self.length, window)

@@ -67,11 +67,10 @@ def read_gguf(path: Path) -> GgufFile:
     }
     layers = settings["block_count"]
     present = {int(name.split(".")[1]) for name in names if name.startswith("blk.")}
-    if missing := sorted({*range(layers)} - present):
-        listed = ", ".join(map(str, missing[:3]))
+    if missing := sorted({*range(min(layers, len(present) + 3))} - present):
+        listed, count = ", ".join(map(str, missing[:3])), layers - sum(layer < layers for layer in present)
         raise BadInput(
-            f"GGUF file '{path}' lacks the weights of {len(missing)} of {layers} layers, e.g. {listed}. Download it "
-            "again"
+            f"GGUF file '{path}' lacks the weights of {count} of {layers} layers, e.g. {listed}. Download it again"
         )
     divisors = {
         tensor.name: torch.tensor(dequantize(tensor.data, tensor.tensor_type)).float().flatten()

@@ -64,6 +64,12 @@ ALIASES = {
 }
 
 
+MAX_PARTS = 4096
+"""Most layers of a model, and experts of a layer."""
+PART_COUNT = re.compile(r"(.*_)?(layers?|experts|depth|blocks)")
+"""Keys of a config that count modules."""
+
+
 def load_module(
     spec: ModelSpec, device: torch.device, dtype: torch.dtype, *, spread: bool
 ) -> tuple[PreTrainedModel, str]:
@@ -224,7 +230,32 @@ def _hub_name(checkpoint: str) -> str:
 
 
 def locate(name: str) -> tuple[str, str]:
-    """The folder that transformers opens, and the checkpoint's name in a run."""
+    """The folder that transformers opens, and the checkpoint's name in a run. Raises as `_locate` does, and BadInput
+    for a config of too many layers or experts."""
+    folder, identity = _locate(name)
+    _refuse_many_parts(Path(folder), name)
+    return folder, identity
+
+
+def _refuse_many_parts(folder: Path, name: str) -> None:
+    """Raise BadInput for so many layers or experts that building the model, or only its config, would not end.
+
+    A file that cannot be read is left to transformers.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return
+    parts = [config, *config.values()] if isinstance(config, dict) else []
+    for key, value in (entry for part in parts if isinstance(part, dict) for entry in part.items()):
+        if PART_COUNT.fullmatch(key) and isinstance(value, int | float) and value > MAX_PARTS:
+            raise BadInput(
+                f"cannot open checkpoint '{name}': its {key} is {user_input.quote(value)}, more than {MAX_PARTS:,}. "
+                "Correct its config.json"
+            )
+
+
+def _locate(name: str) -> tuple[str, str]:
     if name in ALIASES:
         alias = ALIASES[name]
         package = importlib.util.find_spec(alias.package)

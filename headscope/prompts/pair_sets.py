@@ -53,13 +53,14 @@ MAX_REPEATED_DRAWS = 1000
 class PairSet:
     """Prompt pairs in the tokens of one model. `build(n)` builds pair n, whose name is `pair_names[n]`.
 
-    `digest` identifies the content, for resumed runs.
+    `digest` identifies the content, for resumed runs. `length` is the number of tokens of the longest prompt.
     """
 
     name: str
     pair_names: Sequence[str]
     build: Callable[[int], TokenPair]
     digest: str
+    length: int
 
     def __len__(self) -> int:
         return len(self.pair_names)
@@ -83,7 +84,7 @@ def file_pairs(file: str, tokenizer: Any, alignment: Alignment, *, needs_one_tok
     warn_about_repeated_bos(tokenizer, prompts, f"prompts of '{file}'")
     _warn_about_leading_spaces(pairs, f"prompt pairs of '{file}'")
     digest = hashlib.sha256(content.encode()).hexdigest()
-    return PairSet(_file_set_name(file), [pair.name for pair in pairs], build, digest)
+    return PairSet(_file_set_name(file), [pair.name for pair in pairs], build, digest, max(map(len, prompts)))
 
 
 def single_pair_set(
@@ -100,7 +101,7 @@ def single_pair_set(
     _warn_about_leading_spaces([pair], "prompts")
     if not template:
         warn_about_repeated_bos(tokenizer, [tokens.clean.tolist()], "prompts")
-    return PairSet(PROMPT_SET, [PROMPT_SET], lambda index: tokens, repr(pair))
+    return PairSet(PROMPT_SET, [PROMPT_SET], lambda index: tokens, repr(pair), len(tokens.clean))
 
 
 def _warn_about_leading_spaces(pairs: Sequence[PromptPair], noun: str) -> None:
@@ -185,12 +186,14 @@ def generated_pairs(
 
     attempts: list[int] = []  # those that gave a new pair
     contents: set[bytes] = set()
-    attempt = 0
+    attempt = longest = 0
     while len(attempts) < count:
-        content = _digest(draw(len(attempts), attempt))
+        pair = draw(len(attempts), attempt)
+        content = _digest(pair)
         if content not in contents:
             contents.add(content)
             attempts.append(attempt)
+            longest = max(longest, len(pair.clean), len(pair.corrupted))
         elif attempt - attempts[-1] > MAX_REPEATED_DRAWS:
             raise BadInput(
                 f"the set {name} has too few different pairs for a count of {count}: {len(attempts)} were found. Use "
@@ -201,7 +204,8 @@ def generated_pairs(
     def build(index: int) -> TokenPair:
         return draw(index, attempts[index])
 
-    return PairSet(name, [f"{name} {index}" for index in range(count)], build, f"{name} {count} {length} {seed}")
+    names, digest = [f"{name} {index}" for index in range(count)], f"{name} {count} {length} {seed}"
+    return PairSet(name, names, build, digest, longest)
 
 
 def _digest(pair: TokenPair) -> bytes:

@@ -121,8 +121,8 @@ def parse_prompt(content: Any, name: str, location: str, folder: Path = Path()) 
         hint = did_you_mean(unknown[0], _KEYS)
         raise BadInput(f"{location}: unknown key '{unknown[0]}'{hint}. Use only {', '.join(_KEYS)}")
     if len(sources := [key for key in _SOURCES if key in content]) != 1:
-        listed = " and ".join(f"'{key}'" for key in sources) or "none of them"
-        raise BadInput(f"{location} has {listed}. Give one of {', '.join(_SOURCES)}")
+        listed = " and ".join(f"'{key}'" for key in sources) or "no text of a prompt"
+        raise BadInput(f"{location} has {listed}. Give one of the keys {', '.join(_SOURCES)}")
     texts = {key: content[key] for key in ("name", "group", "continuation", "wrong") if key in content}
     for key, value in texts.items():
         if not isinstance(value, str) or not value.strip():

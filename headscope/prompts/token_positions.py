@@ -23,6 +23,17 @@ def parse_positions(name: str) -> slice | None:
     return None
 
 
+def describe_positions(name: str) -> str:
+    """Positions by number as sentences name them, such as "tokens 3 to 6"; a named span is returned as it is."""
+    positions = parse_positions(name)
+    if name == LAST_SPAN or positions is None:
+        return name
+    if ":" not in name:
+        return f"token {name}"
+    last = "the last" if positions.stop is None else f"{positions.stop - 1}"
+    return f"tokens {positions.start or 0} to {last}"
+
+
 def resolve_positions(name: str, positions: slice, length: int, place: str) -> range:
     """The positions in a sequence of `length` tokens. Raises BadInput, naming the `place`, for tokens beyond it."""
     resolved = range(length)[positions]

@@ -271,8 +271,8 @@ def head_roles_sentence(run: Run, model: str, layer: int, head: int) -> str:
     stat = statistic(role.statistic_name)
     also = f"; also {join_words([weaker.name for weaker in weaker_roles])}" if weaker_roles else ""
     return (
-        f"Strongest role under {model}: {role.name} ({stat.label} {stat.format_number(role.value)}, rank {role.rank} "
-        f"of {role.heads} heads){also}."
+        f"Strongest role under {model}: {role.name} ({stat.label} {stat.format_number(role.value)}, "
+        f"{role.rank_text}){also}."
     )
 
 

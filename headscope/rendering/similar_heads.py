@@ -3,7 +3,7 @@
 See `headscope.runs.head_profiles` for profiles and their principal components.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -61,8 +61,13 @@ def head_link(model: str, layer: int, head: int, distance: float, mark: str = ""
     return Link(f"L{layer}H{head} {mark}{distance:.{3 if distance < 1 else 2}f}", href)
 
 
-def components_chart(run: Run, model: str, marked: Head | None = None) -> Iterator[Block]:
-    """Every head of a model in the plane of the first two principal components, coloured by its strongest role."""
+def components_chart(
+    run: Run, model: str, marked: Head | None = None, shown: Collection[Head] | None = None
+) -> Iterator[Block]:
+    """The heads of a model in the plane of the first two principal components, coloured by their strongest role.
+
+    All heads by default; `shown` are those that pass filters, in the plane of all heads.
+    """
     components = principal_components(run)
     if components is None:
         return
@@ -71,12 +76,21 @@ def components_chart(run: Run, model: str, marked: Head | None = None) -> Iterat
         "models. Near heads have similar statistics. Colour: the role in which the head ranks highest. "
         f"{_describe_loadings(components, 0)}; {_describe_loadings(components, 1)}."
     )
-    yield Chart(plot_components(run, components, model, marked), caption)
+    yield Chart(plot_components(run, components, model, marked, shown), caption)
 
 
-def plot_components(run: Run, components: Components, model: str, marked: Head | None = None) -> go.Figure:
-    """Plot the heads of a model in the plane of the components, one colour per role; `marked` gets a ring."""
-    figure = run.derived(_unmarked_components, components, model)
+def plot_components(
+    run: Run,
+    components: Components,
+    model: str,
+    marked: Head | None = None,
+    shown: Collection[Head] | None = None,
+) -> go.Figure:
+    """Plot the `shown` heads of a model in the plane of the components, one colour per role; `marked` gets a ring."""
+    if shown is None:
+        figure = run.derived(_unmarked_components, components, model)
+    else:
+        figure = _unmarked_components(run, components, model, shown)
     if marked is None:
         return figure.figure()
     at = components.coordinates.reindex([(model, *marked)]).dropna()
@@ -95,10 +109,12 @@ def plot_components(run: Run, components: Components, model: str, marked: Head |
     return figure.with_traces([mark]).figure()
 
 
-def _unmarked_components(run: Run, components: Components, model: str) -> Draft:
+def _unmarked_components(run: Run, components: Components, model: str, shown: Collection[Head] | None = None) -> Draft:
     figure = Draft.single(f"Heads by their statistics: {style.escape_label(model)}", 460)
     heads = run.heads[["model", *HEAD_COLUMNS]].assign(role=run.derived(strongest_roles))
     points = heads[heads["model"] == model].join(components.coordinates, on=["model", "layer", "head"])
+    if shown is not None:
+        points = points[pd.MultiIndex.from_frame(points[["layer", "head"]]).isin([*shown])]
     role_points = [(index, role, points[points["role"] == role]) for index, role in enumerate([NO_ROLE, *roles()])]
     figure.add([_role_trace(members, role, index) for index, role, members in role_points if len(members)])
     for axis, name in enumerate(("xaxis", "yaxis")):

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from headscope.base.heads import ESTIMATE_MARK
+from headscope.prompts.token_positions import describe_positions
 from headscope.results.questions import Question, questions
 from headscope.results.result import Bound, Result
 from headscope.results.verdicts import deciding_part, undecided_parts
@@ -71,6 +72,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
         "bytes": lambda size: f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB",
         "words": join_words,
         "capital": capitalise,
+        "positions": describe_positions,
     }
 )
 """Formats of places in templates, besides Python's. A noun in the plural is a format, too: {heads:n heads}."""

@@ -227,6 +227,8 @@ class Role:
     ascending: bool = False
     threshold: float | None = None
     """Heads with `order_by` above this value have the role; None if another rule decides."""
+    criterion: Callable[[pd.DataFrame], str] | None = None
+    """The column of a per-head table that decides the role, if it is not `order_by`."""
 
 
 @cache

@@ -30,13 +30,21 @@ NO_ROLE = "no role"
 
 @dataclass(frozen=True)
 class HeadRole:
-    """A role that a head has under a model: the statistic that decides it, its value, and the head's rank by it."""
+    """A role that a head has under a model: the statistic that decides it, its value there, and the head's rank among
+    the model's heads by `ordered_by`."""
 
     name: str
     statistic_name: str
     value: float
     rank: int
     heads: int
+    ordered_by: str
+
+    @property
+    def rank_text(self) -> str:
+        """The rank, with the statistic if it is not the one that decides."""
+        by = "" if self.ordered_by == self.statistic_name else f" by {statistic(self.ordered_by).label}"
+        return f"rank {self.rank} of {self.heads} heads{by}"
 
 
 def head_roles(run: Run, model: str, layer: int, head: int) -> list[HeadRole]:
@@ -48,7 +56,7 @@ def head_roles(run: Run, model: str, layer: int, head: int) -> list[HeadRole]:
 
 
 def _roles_by_head(run: Run, model: str) -> dict[tuple[int, int], list[HeadRole]]:
-    roles_by_head: dict[tuple[int, int], list[HeadRole]] = {}
+    roles_by_head: dict[tuple[int, int], list[tuple[HeadRole, float]]] = {}
     heads = run.heads[run.heads["model"] == model]
     for name in measured_roles(heads):
         role = roles()[name]
@@ -57,13 +65,15 @@ def _roles_by_head(run: Run, model: str) -> dict[tuple[int, int], list[HeadRole]
         values = heads[role.order_by].astype("float64")
         ranks, measured = values.rank(ascending=role.ascending, method="min"), int(values.notna().sum())
         with_role = heads_with_role(heads, name)
-        members = heads.loc[with_role, ["layer", "head"]].assign(value=values, rank=ranks)
-        for layer, head, value, rank in members.itertuples(index=False, name=None):
-            assigned_role = HeadRole(name, role.order_by, value, int(rank), measured)
-            roles_by_head.setdefault((layer, head), []).append(assigned_role)
-    for assigned_roles in roles_by_head.values():
-        assigned_roles.sort(key=lambda role: (role.rank, -role.value))
-    return roles_by_head
+        decides = role.order_by if role.criterion is None else role.criterion(heads)
+        members = heads.loc[with_role, ["layer", "head", decides]].assign(by=values, rank=ranks)
+        for layer, head, value, by, rank in members.itertuples(index=False, name=None):
+            assigned_role = HeadRole(name, decides, value, int(rank), measured, role.order_by)
+            roles_by_head.setdefault((layer, head), []).append((assigned_role, by))
+    return {
+        head: [role for role, _ in sorted(assigned, key=lambda entry: (entry[0].rank, -entry[1]))]
+        for head, assigned in roles_by_head.items()
+    }
 
 
 def strongest_roles(run: Run) -> pd.Series:

@@ -202,16 +202,15 @@ def same_text_mask(run: RunTables, rows: pd.DataFrame, baseline: str) -> pd.Seri
 
 def beyond_native_context(run: RunTables) -> list[tuple[str, int, int]]:
     """(label, longest measured context length, native context) of models without a scheme that read longer texts."""
-    longest: dict[str, int] = {}
-    for name in ("attention", "nll"):
+    models = run.manifest["models"]
+    longest: dict[str, int] = {m["label"]: m["longest_context"] for m in models if "longest_context" in m}
+    for name in ("attention", "nll") if len(longest) < len(models) else ():  # of runs that do not record it
         if name in run.tables:
             for rows in run.blocks_of_layers(name, ["model", "context_length"]):
                 for label, length in rows.groupby("model", observed=True)["context_length"].max().items():
                     longest[str(label)] = max(int(length), longest.get(str(label), 0))
     natives = {
-        model["label"]: model["geometry"].get("native_context") or 0
-        for model in run.manifest["models"]
-        if model["scheme"] == "base"
+        model["label"]: model["geometry"].get("native_context") or 0 for model in models if model["scheme"] == "base"
     }
     return [(label, longest[label], native) for label, native in natives.items() if 0 < native < longest.get(label, 0)]
 

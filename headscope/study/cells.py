@@ -59,12 +59,22 @@ class Cell(Generic[Work]):
         """Ids of cells of the same probe that must be stored first; `work.prerequisites`, where there are some."""
         return getattr(self.work, "prerequisites", ())
 
+    @property
+    def length(self) -> int:
+        """Tokens of the longest text that it reads: `work.length`, where there is one, else 0."""
+        return getattr(self.work, "length", 0)
+
 
 @dataclass(frozen=True)
 class PassCell(Cell[Work]):
     """A cell that only observes a forward pass over a text, which it shares with the cells of other probes."""
 
     text_pass: TextPass = field(kw_only=True)
+
+    @property
+    def length(self) -> int:
+        """Tokens of its pass."""
+        return self.text_pass.length
 
 
 def document_of(cell: PassCell, documents: Callable[[str], "Sequence[TokenDocument]"]) -> "tuple[TokenDocument, int]":
@@ -139,6 +149,11 @@ class Job:
     def cost(self) -> float:
         """A shared pass costs about as much as the most expensive of its cells."""
         return max(cell.cost for _, cell in self.parts)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest text that its cells read; 0 if they do not say so."""
+        return max(cell.length for _, cell in self.parts)
 
     @property
     def prerequisites(self) -> frozenset[str]:

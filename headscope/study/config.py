@@ -315,10 +315,15 @@ def build_study(content: Mapping[str, Any], source_name: str = "study") -> Study
 
 
 def parse_models(entries: list[str]) -> dict[str, str]:
-    """Parse NAME=SPEC entries into specs by label; an entry without NAME= has its spec as label."""
+    """Parse NAME=SPEC entries into specs by label; an entry without NAME= has its spec as label.
+
+    Raises BadInput for a name that repeats or has other characters than words, spaces and . + -.
+    """
     models: dict[str, str] = {}
     for entry in entries:
         match = re.match(r"^([\w .+-]+)=(.+)$", entry)
+        if match is None and (name := re.match(r"[^=@/:]+(?==)", entry)):
+            raise BadInput(f"bad model name '{name[0]}' in {entry!r}. Use letters, digits, spaces and . _ + -")
         label, spec = (match[1], match[2]) if match else (entry, entry)
         if label in models:
             raise BadInput(f"model label '{label}' is used twice. Give each model its own label: --model NAME=SPEC")

@@ -15,6 +15,7 @@ from headscope.attention.kernels.runtime import describe_kernels
 from headscope.base import plugins
 from headscope.compat.torch import cpu_flash_attention
 from headscope.compat.transformers import COMMIT_HASH
+from headscope.errors import BadInput
 from headscope.forward.observe import observe
 from headscope.models.bridge import describe_bridge
 from headscope.positions.adarope import AdaRoPE
@@ -76,7 +77,12 @@ class JobExecutor:
                 self.runners[name] = plugins.call_part(probe, RunnerParts.runner)(options, context)
 
     def plan(self) -> list[Job]:
-        """All jobs of the study, in the order of the stored rows. Sets `used_labels`."""
+        """All jobs of the study, in the order of the stored rows. Sets `used_labels`.
+
+        Raises BadInput for a study without a probe.
+        """
+        if not self.context.study.probe_options:
+            raise BadInput(f"the study requests no probe. Add one of: {', '.join(plugins.requestable_probes())}")
         requested = [(name, runner) for name, runner in self.runners.items() if not plugins.probes()[name].runs_always]
         cells = [(name, cell) for name, runner in requested for cell in runner.cells()]
         requested_labels = {cell.model for _, cell in cells}
@@ -87,7 +93,7 @@ class JobExecutor:
         jobs = group_by_pass(cells, self.context.labels)
         lengths: dict[str, set[int]] = {label: set() for label in self.used_labels}
         for job in jobs:
-            lengths.setdefault(job.model, set()).add(context_length(job))
+            lengths.setdefault(job.model, set()).add(job.length)
         for label in self.used_labels:
             self.context.measured_lengths[label] = tuple(sorted(lengths[label] - {0}))
         always = [
@@ -137,7 +143,7 @@ class JobExecutor:
 
     def _warn_beyond_native(self, job: Job, model: Model) -> None:
         """Warn once per model of a context that is longer than the one it was trained for, without a scheme."""
-        native, original, length = model.geometry.native_context, model.geometry.original_context, context_length(job)
+        native, original, length = model.geometry.native_context, model.geometry.original_context, job.length
         if 0 < native < length and model.scheme == "base" and job.model not in self._warned_labels:
             self._warned_labels.add(job.model)
             log.warning(
@@ -155,14 +161,6 @@ class JobExecutor:
         ids = torch.tensor(observing[0][0].token_ids(cell))
         factories = [partial(runner.observer, cell, model) for runner, cell in observing]
         return {table: rows for tables in observe(model, ids, factories) for table, rows in tables.items()}
-
-
-def context_length(job: Job) -> int:
-    """Tokens of the longest text that a job reads; 0 if its cells do not say so."""
-    return max(
-        cell.text_pass.length if isinstance(cell, PassCell) else getattr(cell.work, "length", 0)
-        for _, cell in job.parts
-    )
 
 
 def runs_always(job: Job) -> bool:

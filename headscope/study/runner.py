@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from headscope.base import plugins, user_input
+from headscope.base import user_input
 from headscope.errors import BadInput, Interrupted
 from headscope.models.unsupported import refuse_autocast
 from headscope.positions.model import Model
@@ -83,8 +83,6 @@ def run_study(
     _check_own_metrics(study, resume)
     progress = progress or NoProgress()
     out = user_input.check_path(out, "out")
-    if not study.probe_options:
-        raise BadInput(f"the study requests no probe. Add one of: {', '.join(plugins.requestable_probes())}")
     engine = create_engine(study.engine)
     context = StudyContext(study, in_memory_models or {}, progress)
     executor = JobExecutor(context)
@@ -137,6 +135,7 @@ def run_study(
                     **descriptions[label],
                     **text_digests(_recorded_digests(writer, label) | context.input_digests[label]),
                     "documents_sha256": dict(context.document_digests[label]),
+                    "longest_context": max(context.measured_lengths[label], default=0),
                     **_describe_bos(study, label, context, _recorded_digests(writer, label)),
                 }
                 for label in used

@@ -9,6 +9,7 @@ import pandas as pd
 
 from headscope.base.ablation_names import column_part, describe_ablation
 from headscope.prompts.pairs import metric_label, metric_unit
+from headscope.prompts.token_positions import describe_positions
 from headscope.rendering.text import head_mask
 from headscope.results.answers import answer_results
 from headscope.results.effects.prompts import prompts_that_count, rows_that_count, subset_result, subset_sweeps
@@ -158,9 +159,9 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
 def _details(effects: Effects) -> dict[str, Any]:
     """What names a sweep in sentences besides its keys."""
     kind, metric = effects.key["intervention"], effects.key["metric"]
-    name, *place = kind.split(maxsplit=1)
+    name, mark, positions = kind.partition(POSITIONS_MARK)
     return {
-        "change": " ".join([describe_ablation(name), *place]),
+        "change": describe_ablation(name) + mark + describe_positions(positions),
         "label": metric_label(metric),
         "label_unit": metric_unit(metric),
     }

@@ -20,7 +20,7 @@ from headscope.interventions.pair_runs import AnswerRuns
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.answers import shows_answer
-from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, single_pair_set
+from headscope.prompts.pair_sets import PairSet, single_pair_set
 from headscope.prompts.pairs import METRICS_OF_ONE_TOKEN, METRICS_WITH_WRONG, TokenPair, stored_metric_name
 from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.results.effects.groups import missing_control, random_controls
@@ -41,6 +41,7 @@ RESIDUAL_STREAM_MEMORY_BYTES = 2**30
 class _AblationWork:
     prompts: str
     index: int
+    length: int
 
 
 class AblationRunner:
@@ -73,7 +74,12 @@ class AblationRunner:
                     self._check_other_prompts(label, source)
             head_count = sum(map(len, self._heads(self.context.model(label), label).values()))
             cells += [
-                Cell(f"{label}: {pairs.name}, {name}", label, self._cost(source, head_count), _AblationWork(source, n))
+                Cell(
+                    f"{label}: {pairs.name}, {name}",
+                    label,
+                    self._cost(pairs.length, head_count),
+                    _AblationWork(source, n, pairs.length),
+                )
                 for source, pairs in zip(sources, sets, strict=True)
                 for n, name in enumerate(pairs.pair_names)
             ]
@@ -147,9 +153,8 @@ class AblationRunner:
     def _are_heads_named(self) -> bool:
         return self.options.heads != ["all"]
 
-    def _cost(self, source: str, head_count: int) -> float:
+    def _cost(self, length: int, head_count: int) -> float:
         """The cost of a prompt, in forward passes: half of one per head and draw, and one per set of heads."""
-        length = self.options.length if source in SETS_OF_ANY_LENGTH else 32
         sets = 1 + self.options.random_sets if self._are_heads_named else 0
         return (1 + (0.5 * head_count + sets) * self._draw_count) * pass_cost(length)
 

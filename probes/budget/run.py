@@ -13,7 +13,6 @@ from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.carried_state import shares_keys_across_layers
 from headscope.forward.stored_cache import observe_cache
 from headscope.positions.model import Model
-from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH
 from headscope.prompts.texts import TokenDocument
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
@@ -56,8 +55,6 @@ log = logging.getLogger("headscope")
 
 ALL_DOCUMENTS = -1
 """Value of `half` if no score is measured, so that all documents are judged by one order."""
-SHORT_PROMPT_TOKENS = 32
-"""Typical tokens of a prompt of a set without a length, for the time estimate."""
 
 
 @dataclass(frozen=True)
@@ -168,10 +165,10 @@ class BudgetRunner:
         last_half = max(orders)  # needles lie in the documents of this half
         for source in options.prompts:
             pairs = self.sets.open(label, source)
-            cost = len(pairs) * pass_cost(longest if source in SETS_OF_ANY_LENGTH else SHORT_PROMPT_TOKENS)
-            yield cell(f"answers to {pairs.name}", 2 * cost, step="answers", prompts=source)
+            cost, prompts = len(pairs) * pass_cost(pairs.length), {"prompts": source, "length": pairs.length}
+            yield cell(f"answers to {pairs.name}", 2 * cost, step="answers", **prompts)
             for order, draw in self._orders():
-                work = {"order": order, "draw": draw, "half": last_half, "prompts": source}
+                work = {"order": order, "draw": draw, "half": last_half, **prompts}
                 name, needs = f"answers to {pairs.name}, order {order}, draw {draw}", (orders[last_half].id,)
                 yield cell(name, len(self._shares) * cost, step="answers", **work, prerequisites=needs)
         for harness_task in self._tasks or ():

@@ -207,7 +207,8 @@ QUESTIONS = (
     Question(
         name="circuit.undefined",
         sentence=f"{_PLACE}: the faithfulness is undefined, because ablating all heads changes the {{label}} by "
-        "{number:+.2f} ({label_unit}), which is not clearly different from 0. Use more or other prompts",
+        "{number:+.2f} ({label_unit}), which is not clearly different from 0. Use more prompts "
+        "(a larger --count) or others",
         number="+.2f",
         level="warning",
     ),

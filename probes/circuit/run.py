@@ -5,6 +5,7 @@ A cell has all prompts of a set, because greedy subsets are chosen by means over
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,12 @@ from probes.circuit.reference import Reference
 log = logging.getLogger("headscope")
 RESIDUAL_STREAM_MEMORY_BYTES = 2**30
 """Memory for the residual streams of all prompts of a set, and for replaced outputs; the rest is on disk."""
+
+
+@dataclass(frozen=True)
+class _CircuitWork:
+    prompts: str
+    length: int
 
 
 class CircuitRunner:
@@ -63,14 +70,14 @@ class CircuitRunner:
                         "for an interval",
                         *(label, pairs.name),
                     )
-                cost = self._passes(len(circuit), len(pairs)) * pass_cost(len(pairs.build(0).clean))
-                cells.append(Cell(f"{label}: {pairs.name}", label, cost, source))
+                cost = self._passes(len(circuit), len(pairs)) * pass_cost(pairs.length)
+                cells.append(Cell(f"{label}: {pairs.name}", label, cost, _CircuitWork(source, pairs.length)))
         return cells
 
-    def compute_rows(self, cell: Cell[str], model: Model) -> Mapping[str, Rows]:
-        pairs, circuit = self.sets.open(cell.model, cell.work), self._circuit(model, cell.model)
-        reference = self._reference(cell.model, cell.work)
-        draws, length = self._draws, len(pairs.build(0).clean)
+    def compute_rows(self, cell: Cell[_CircuitWork], model: Model) -> Mapping[str, Rows]:
+        pairs, circuit = self.sets.open(cell.model, cell.work.prompts), self._circuit(model, cell.model)
+        reference = self._reference(cell.model, cell.work.prompts)
+        draws, length = self._draws, pairs.length
         replays = self._replays(model, pairs, reference)
         self.context.advance(self._recording_passes * len(pairs) * pass_cost(length))
         prompts = _Prompts(replays, circuit, lambda runs: self.context.advance(runs * draws * pass_cost(length)))

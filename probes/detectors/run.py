@@ -35,12 +35,20 @@ class _RepeatedSequence:
     period: int
     sequence: int
 
+    @property
+    def length(self) -> int:
+        return 2 * self.period
+
 
 @dataclass(frozen=True, eq=False)
 class _Prompt:
     number: int
     ids: np.ndarray
     patterns: Mapping[str, Matrix]
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
 
 
 class DetectorsRunner:

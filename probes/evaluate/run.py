@@ -1,7 +1,7 @@
 """Runner of the evaluate probe: scores of the lm-evaluation-harness."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import pandas as pd
 
@@ -15,6 +15,18 @@ from headscope.tasks.task_set import TaskSet
 from probes.evaluate.declaration import EvaluateOptions
 
 
+@dataclass(frozen=True)
+class _TaskWork:
+    """A task, and the largest context of its documents in tokens."""
+
+    task: Task
+    max_length: int
+
+    @property
+    def length(self) -> int:
+        return self.max_length if self.task.is_generated_to_length else 0
+
+
 class EvaluateRunner:
     """Cells: one per model, task (or group that aggregates its tasks) and length."""
 
@@ -25,14 +37,19 @@ class EvaluateRunner:
     def cells(self) -> list[Cell]:
         limit = self.options.documents
         return [
-            Cell(f"{label}: {task.name}, {length} tokens", label, self.tasks.cost(task, length, limit), (task, length))
+            Cell(
+                f"{label}: {task.name}, {length} tokens",
+                label,
+                self.tasks.cost(task, length, limit),
+                _TaskWork(task, length),
+            )
             for label in self.context.labels
             for task in self.tasks
             for length in self.tasks.lengths(task)
         ]
 
-    def compute_rows(self, cell: Cell[tuple[Task, int]], model: Model) -> Mapping[str, Rows]:
-        task, length = cell.work
+    def compute_rows(self, cell: Cell[_TaskWork], model: Model) -> Mapping[str, Rows]:
+        task, length = cell.work.task, cell.work.max_length
         with attached(model):
             scores = self.tasks.scores(model, cell.model, task, length, self.options.documents)
         table = pd.DataFrame([asdict(score) for score in scores]).drop(columns="values")

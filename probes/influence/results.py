@@ -49,7 +49,10 @@ def describe_methods(units: pd.DataFrame) -> str:
         return "all changes are exact"
     exact = int(methods["exact"])
     verb = "was" if exact == 1 else "were"
-    return f"{exact} of {len(units)} {unit_nouns(units)} {verb} evaluated exactly, the others estimated ({orders})"
+    nouns = unit_nouns(units)
+    if "intervention" in units and units["intervention"].nunique() > 1:
+        nouns = f"units ({nouns.removesuffix('s')} × band)"
+    return f"{exact} of {len(units)} {nouns} {verb} evaluated exactly, the others estimated ({orders})"
 
 
 def unit_noun(units: pd.DataFrame) -> str:

@@ -52,6 +52,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             f"effective length below {LOCAL_LENGTH} tokens at the longest length, and not the role sink",
             lambda h: falls_below(h[_effective_length_column(h)], LOCAL_LENGTH) & ~exceeds(h["sink_mass"], SINK_MASS),
             "local_mass",
+            criterion=lambda h: _effective_length_column(h),
         ),
         "constant": Role(
             f"growth exponent below {RETRIEVAL_GROWTH}, as expected of retrieval heads",

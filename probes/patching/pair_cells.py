@@ -38,6 +38,7 @@ class PairWork:
     step: Literal["estimate", "exact"]
     prompts: str
     index: int
+    length: int = field(compare=False)
     prerequisites: tuple[str, ...] = field(default=(), compare=False)
     """Cells whose stored estimates select what this one patches."""
 
@@ -90,7 +91,7 @@ def _pair_cells(of_set: SetCost, costs: Mapping[Any, float]) -> Iterator[Cell]:
                 f"{of_set.label}: {of_set.pairs.name}, pair {name}, {step}",
                 of_set.label,
                 cost,
-                PairWork(step, of_set.source, index, prerequisites),
+                PairWork(step, of_set.source, index, of_set.pairs.length, prerequisites),
             )
             for index, name in enumerate(of_set.pairs.pair_names)
         ]

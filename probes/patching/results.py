@@ -35,6 +35,7 @@ from probes.patching.position_maps import LABELS, PositionMap, entry_maps, layer
 TOPIC = "Activation patching"
 _SWEEP = "{direction:capital} of the {activation}, {prompts}"
 _SUBJECT = f"{_SWEEP}, in {{model}}"
+_AT_SPAN = f"{_SUBJECT}[, only at the positions of {{span:positions}}]"
 _EFFECT: dict[str, Any] = {"number": "+.2f", "samples": "pairs"}
 
 EFFECT = Question(
@@ -46,7 +47,7 @@ EFFECT = Question(
 
 LAYER_EFFECT = Question(
     name="patching_layers.layer",
-    sentence=f"{_SUBJECT}[, only at the positions of {{span}}]: the effect of layer {{patched_layer}} is {{value}}",
+    sentence=f"{_AT_SPAN}: the effect of layer {{patched_layer}} is {{value}}",
     **_EFFECT,
 )
 """The effect of one layer."""
@@ -66,25 +67,23 @@ QUESTIONS = (
     ),
     Question(
         name="patching.span",
-        sentence=f"{_SUBJECT}, only at the positions of {{span}}: the effect of largest size is that of {{unit}}, "
-        "{value}",
+        sentence=f"{_AT_SPAN}: the effect of largest size is that of {{unit}}, {{value}}",
         **_EFFECT,
     ),
     EFFECT,
     Question(
         name="patching.set",
-        sentence=f"{_SUBJECT}[, only at the positions of {{span}}]: with all {{size:,}} named {{nouns}} patched "
-        "together, the effect is {value}",
-        headline="{direction:capital} of {intervention}, {prompts}[, at {span}], {size:,} named {nouns} together: "
-        "{value}",
+        sentence=f"{_AT_SPAN}: with all {{size:,}} named {{nouns}} patched together, the effect is {{value}}",
+        headline="{direction:capital} of {intervention}, {prompts}[, at {span:positions}], {size:,} named {nouns} "
+        "together: {value}",
         level="headline",
         **_EFFECT,
     ),
     LAYER_EFFECT,
     *sweep_questions(
         "patching_layers",
-        f"{_SUBJECT}[, only at the positions of {{span}}]",
-        "{direction:capital} of {intervention}, {prompts}[, at {span}]",
+        _AT_SPAN,
+        "{direction:capital} of {intervention}, {prompts}[, at {span:positions}]",
         unit="layer {patched_layer}",
         **_EFFECT,
     ),

@@ -73,8 +73,8 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "positional_effective_length": Statistic(
             "positional effective length",
             "tokens",
-            "effective length of the last query if its logits depended on distance alone (mean query with mean key, "
-            "rotated), at the longest length; geometric mean over documents",
+            "effective length of a query that sees all distances if its logits depended on distance alone (mean query "
+            "with mean key, rotated), at the longest length; geometric mean over documents",
             log_scale=True,
         ),
         "positional_distance": Statistic(

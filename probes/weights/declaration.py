@@ -236,14 +236,14 @@ POSITIONAL_PREFERENCE = Table(
             "value",
             "logits",
             "q and k are rotated back to position 0, averaged over the text without its first token, and rotated to "
-            "the distance; before any soft cap [ours]",
+            "the distance; after the layer's soft cap [ours]",
         ),
     ),
 )
 
 POSITIONAL_SUMMARY = Table(
     "positional_summary",
-    "the positional logit curve of each head in three numbers, over all distances that the last query sees",
+    "the positional logit curve of each head in three numbers, over all distances at which a query sees keys",
     (
         MODEL,
         LENGTH,
@@ -255,7 +255,7 @@ POSITIONAL_SUMMARY = Table(
             "effective_length",
             "value",
             "tokens",
-            "ESS_2 of the last query's weights if its logits were the positional ones",
+            "ESS_2 of the weights of a query that sees all these distances, if its logits were the positional ones",
             0.99,
         ),
         Column("preferred_distance", "index32", "tokens", "distance of the largest positional logit", 0),

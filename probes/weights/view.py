@@ -171,7 +171,8 @@ GLOSSARY = (
         "OV circuit and copying score",
         "Effect of an attended token on the logits: its embedding through W_V, W_O and the unembedding. The copying "
         "score is near 1 if attending to a token raises that token's own logit, and near -1 if it lowers it. It uses "
-        "token embeddings without context; the inputs of deeper heads also contain the outputs of earlier layers.",
+        "token embeddings without context or position; the inputs of deeper heads also contain the outputs of earlier "
+        "layers.",
         "Σ Re λ / Σ |λ| of W_U W_OV W_E",
         ("head_circuits",),
     ),

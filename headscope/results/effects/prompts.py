@@ -71,8 +71,9 @@ def subset_result(
     """The unit of largest effect in one prompt or group (`subset_sweeps`), those that follow, and the most negative.
 
     `prompts` has the unchanged metrics: model, prompts, metric, pair, `metric_clean` and perhaps `metric_corrupted`.
-    `by_size` orders by absolute effect, so that no negative effect hides.
+    `by_size` orders by absolute effect, so that no negative effect hides; so do effects of which none is positive.
     """
+    by_size = by_size or not (effects.candidates["effect"] > 0).any()
     names = [str(name) for name in effects.values.columns]
     where = effects.where
     subset = where.pop("subset")
@@ -82,7 +83,7 @@ def subset_result(
         own = own[own[name] == where[name]]
     largest, negative = largest_unit(effects, by_size=by_size), largest_unit(effects, ascending=True)
     following = next_units(effects, NEXT_UNITS, by_size)
-    is_hidden = not by_size and negative["effect"] < 0 and largest["effect"] >= 0
+    is_hidden = not by_size and negative["effect"] < 0
     own_details = {
         **details,
         "next": {unit_name(unit): float(unit["effect"]) for _, unit in following.iterrows()},

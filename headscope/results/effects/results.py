@@ -104,7 +104,8 @@ def sweep_results(
     for name, ascending in (("top", False), ("lowest", True)) if has_choice else (("only", False),):
         unit = largest_unit(effects, ascending)
         fields = dict(unit_fields(unit))
-        all_details = {**counts, "measured": measured, "leads": leads(unit), **fields.pop("details", {})}
+        lead = leads(unit) if unit["effect"] > 0 else "is highest, as no effect is positive:"
+        all_details = {**counts, "measured": measured, "leads": lead, **fields.pop("details", {})}
         yield unit_result(effects, unit, f"{area}.{name}", details=all_details, **fields)
     if not exact:
         yield _sweep_result(effects, f"{area}.estimated", counts)

@@ -31,6 +31,7 @@ class AnswerWork:
 
     prompts: str
     index: int
+    length: int
 
 
 class AnswerRunner:
@@ -53,8 +54,8 @@ class AnswerRunner:
             Cell(
                 f"{label}: {pairs.name}, {name}, answer",
                 label,
-                1.5 * pass_cost(self.options.prompt_length),
-                AnswerWork(source, number),
+                1.5 * pass_cost(pairs.length),
+                AnswerWork(source, number, pairs.length),
             )
             for label in self.context.labels
             for source, pairs in zip(self.sets.sources, self.sets.of_model(label), strict=True)
