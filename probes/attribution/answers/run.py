@@ -46,6 +46,7 @@ class AnswerRunner:
             metric="logprob",  # answers of one token
             open_prompt=self._open_prompt if options.pairs is None else None,
             check=self._check_pair,
+            options=(),
         )
 
     def cells(self) -> list[Cell]:
@@ -88,6 +89,7 @@ class AnswerRunner:
             template=self.options.template,
             needs_one_token=True,
             needs_wrong=False,
+            options=(),
         )
 
     def _check_pair(self, label: str, pair: TokenPair) -> None:
