@@ -182,11 +182,12 @@ def refuse_unread_answers(file: str, metric: str, options: Collection[str] = PAI
     """
     if metric not in METRICS_OF_LAST_TOKEN:
         return
+    other = ", or use --metric nll" if "metric" in options else ""
     for pair in read_prompt_pairs(file):
         if pair.corrupted_answer:
             raise BadInput(
                 f"{pair.location}: 'corrupted_answer' changes nothing for the metric {metric}, which reads the "
-                f"prediction at the last token of the prompt. Remove it{', or use --metric nll' * ('metric' in options)}"
+                f"prediction at the last token of the prompt. Remove it{other}"
             )
 
 

@@ -19,7 +19,8 @@ def title(models: Sequence[str]) -> str:
 
 
 def describe_run(run: Run) -> str:
-    """One sentence: how many models the run has, at which context lengths on how many documents, and how many prompts."""
+    """One sentence: how many models the run has, at which context lengths on how many documents, and on how many
+    prompts."""
     if not run.models:
         return ""
     models = count_nouns(len(run.models), "models")

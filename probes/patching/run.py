@@ -277,8 +277,8 @@ class PatchingRunner:
         for pair in (pairs.build(number) for pairs in sets for number in range(len(pairs))):
             if not pair.has_equal_lengths:
                 raise BadInput(
-                    f"the prompts of pair '{pair.name}' have different lengths, so {self._position_dependent[0]} cannot "
-                    "be patched: it depends on absolute positions. Patch z or v"
+                    f"the prompts of pair '{pair.name}' have different lengths, so "
+                    f"{self._position_dependent[0]} cannot be patched: it depends on absolute positions. Patch z or v"
                 )
 
 
