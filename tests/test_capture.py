@@ -1,9 +1,10 @@
 """Attention records equal eager attention in full passes, padded batches, caches and chunks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import eager_reference, families
@@ -42,6 +43,10 @@ def difference(a: Tensor, b: Tensor) -> float:
 
 
 @torch.no_grad()
+def relative_difference(a: Tensor, b: Tensor) -> float:
+    return difference(a, b) / max(1.0, float(b.abs().max()))
+
+
 def run_captured(model: Model, ids: Tensor, **options: Any) -> tuple[Tensor, list[AttentionRecord]]:
     """Logits of one call and the records of its layers, in order."""
     records: list[AttentionRecord] = []
@@ -155,6 +160,59 @@ def test_masks_of_long_unpadded_sequences_hold_two_numbers(family: str, monkeypa
     assert windows == [None if window is None else 2 for window in model.geometry.windows]
 
 
+# Packed documents --------------------------------------------------------------------------------------------------
+
+
+def dense_mask(lengths: Sequence[int], padding: int = 0) -> Tensor:
+    """A mask [1, 1, L, L] of packed documents of these lengths, followed by padding."""
+    blocks = [torch.ones(length, length, dtype=torch.bool).tril() for length in lengths]
+    return torch.block_diag(*blocks, torch.zeros(padding, padding, dtype=torch.bool)).bool()[None, None]
+
+
+def restarting(lengths: Sequence[int]) -> Tensor:
+    return torch.cat([torch.arange(length) for length in lengths])[None]
+
+
+def assert_documents(model: Model, ids: Tensor, lengths: Sequence[int], **inputs: Any) -> None:
+    """Logits and records of packed documents are those of each document in a pass of its own."""
+    logits, records = run_captured(model, ids, position_ids=restarting(lengths), use_cache=False, **inputs)
+    ends = np.cumsum(lengths)
+    for row in range(len(ids)):
+        for number, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+            alone, expected = run_captured(model, ids[row : row + 1, end - length : end], use_cache=False)
+            assert relative_difference(logits[row, end - length : end], alone[0]) <= 1e-5
+            own = [record for record in records if record.batch_index == row * len(lengths) + number]
+            assert [record.layer for record in own] == [record.layer for record in expected]
+            for record, single in zip(own, expected, strict=True):
+                for name in ("q", "k", "v", "z", "lse"):
+                    assert relative_difference(getattr(record, name), getattr(single, name)) <= 1e-5, name
+
+
+@pytest.mark.parametrize("family", [*families.MEASURABLE, "gemma2", "llama4", "deepseek_v3"])
+def test_records_of_documents_whose_positions_restart_are_those_of_each_document(family: str) -> None:
+    assert_documents(tiny(family), IDS, [10, 14])
+
+
+@ATTENDING
+@pytest.mark.parametrize("kind", ["bool", "float", "batch"])
+def test_records_of_documents_in_a_dense_mask_are_those_of_each_document(family: str, kind: str) -> None:
+    """Documents within the window and chunks, which transformers does not apply to a dense mask."""
+    mask = dense_mask([7, 8, 5, 4])
+    if kind == "float":
+        mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    ids = IDS if kind == "batch" else IDS[:1]
+    assert_documents(tiny(family), ids, [7, 8, 5, 4], attention_mask=mask)
+
+
+@MEASURABLE
+def test_a_dense_mask_of_one_document_and_padding_gives_the_records_of_the_text(family: str) -> None:
+    logits, records = run_captured(tiny(family), IDS[:1], attention_mask=dense_mask([8], 16), use_cache=False)
+    alone, expected = run_captured(tiny(family), IDS[:1, :8], use_cache=False)
+    assert difference(logits[:, :8], alone) <= 1e-5
+    for record, single in zip(records, expected, strict=True):
+        assert difference(record.z, single.z) <= 1e-5
+
+
 # Caches ------------------------------------------------------------------------------------------------------------
 
 SPLITS = pytest.mark.parametrize("split", [[16] + [1] * 8, [10, 14], [3, 9, 1, 11]], ids=str)
@@ -213,18 +271,19 @@ def test_records_leave_out_empty_slots_of_a_static_cache(family: str, split: lis
 # Refusals ----------------------------------------------------------------------------------------------------------
 
 
-@MEASURABLE
-def test_packed_sequences_are_refused(family: str) -> None:
-    packed = torch.cat([torch.arange(10), torch.arange(LENGTH - 10)])[None]
-    with refuses(UnsupportedMask, "packed"):
-        run_captured(tiny(family), IDS[:1], position_ids=packed, use_cache=False)
+def between_documents(mask: Tensor) -> Tensor:
+    return mask.index_fill(2, torch.tensor([20]), True).tril()
 
 
 @MEASURABLE
-def test_a_custom_dense_mask_is_refused(family: str) -> None:
-    dense = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
-    with refuses(UnsupportedMask, "4-D", "2-D"):
-        run_captured(tiny(family), IDS[:1], attention_mask=dense, use_cache=False)
+@pytest.mark.parametrize(
+    "change", [torch.ones_like, torch.zeros_like, between_documents, lambda mask: torch.where(mask, 0.5, -1e9)]
+)
+def test_a_dense_mask_that_is_not_causal_within_documents_is_refused(
+    family: str, change: Callable[[Tensor], Tensor]
+) -> None:
+    with refuses(UnsupportedMask, "4-D", "2-D", "documents"):
+        run_captured(tiny(family), IDS[:1], attention_mask=change(dense_mask([16, 8])), use_cache=False)
 
 
 @MEASURABLE

@@ -399,7 +399,7 @@ def test_a_mean_over_fewer_than_three_other_prompts_warns_with_length_and_number
     assert len(warnings) == (count == 3)
     for warning in warnings:
         assert_names(warning, "base", 3, 5, count - 1)
-    assert ("by 'span'" in caplog.text) == (count == 3 and by == "position")
+    assert ("--by span" in caplog.text) == (count == 3 and by == "position")
 
 
 def test_a_prompt_is_not_the_only_one_in_its_own_mean(folder: Path, tmp_path: Path) -> None:
@@ -415,7 +415,7 @@ def test_resample_never_draws_the_own_corrupted_prompt_and_warns_of_fewer_draws(
     assert (run.table("circuit")["reference_prompts"] == 3).all()
     (warning,) = (message for message in caplog.messages if "draws" in message)
     assert_names(warning, "base", "'pairs'", 4, 5, 3)
-    with refuses(BadInput, "'first-1'", "'pair 0'", 5):
+    with refuses(BadInput, "'first-1'", "'pair 0'"):
         measured(folder, tmp_path, pairs=first_pairs(folder, 1), complement="resample")
 
 

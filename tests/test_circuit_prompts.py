@@ -264,7 +264,7 @@ def test_zero_ablation_takes_prompts_of_unequal_length(folder: Path, tmp_path: P
 def test_without_a_reference_prompt_of_equal_length_the_advice_is_an_option_that_exists(
     folder: Path, tmp_path: Path, complement: str
 ) -> None:
-    advice = "or by 'span'" if complement == "mean:prompts" else "complement 'mean:prompts' by 'span'"
+    advice = "--by span" if complement == "mean:prompts" else "--complement mean:prompts --by span"
     with refuses(BadInput, "'pair 0'", 5, advice) as caught:
         measured(folder, tmp_path, [longer(pair) for pair in PAIRS], complement=complement)
     assert "align" not in str(caught.value)

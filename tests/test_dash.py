@@ -179,6 +179,12 @@ def test_unmeasured_statistics_cannot_be_selected(run: Run):
     assert all(run.heads[name].notna().any() for name in names)
 
 
+@pytest.mark.parametrize("name", ["measure", "patching", "needle", "sparsity"])
+def test_pages_of_heads_open_on_a_statistic_of_a_probe_that_was_run(tmp_path: Path, name: str):
+    view = ViewState.from_query({}, synthetic_run(tmp_path, models=("base",), probes=[name]))
+    assert assembly.probe_for_statistic(view.statistic_name).name == name
+
+
 def test_only_pages_about_heads_have_filters_of_heads(run: Run):
     filters = {page.PATH: {*page.controls(run)} & {*FILTER_PARAMETERS} for page in probe.probe_pages()}
     assert filters["/retrieval"] == {"layers", "role", "set"}

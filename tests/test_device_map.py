@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import numpy as np
 import pytest
 import torch
@@ -119,7 +120,7 @@ def test_weights_are_placed_on_one_gpu_on_all_or_refused(folder: Path, monkeypat
             refused()
 
 
-def test_layers_are_not_split_and_offloading_is_refused(folder: Path) -> None:
+def test_layers_are_not_split(folder: Path) -> None:
     """With the device map that transformers computes for a model without weights and two GPUs."""
     config = json.loads((folder / "config.json").read_text())
     with torch.device("meta"):
@@ -130,9 +131,24 @@ def test_layers_are_not_split_and_offloading_is_refused(folder: Path) -> None:
     layers = [name for name in fits if name.startswith("model.layers.")]
     assert {name.count(".") for name in layers} == {2}
     assert len(layers) == config["num_hidden_layers"]
-    empty.hf_device_map = _get_device_map(empty, "auto", {0: int(0.3 * size), 1: int(0.3 * size)}, None)
-    with refuses(BadInput, "'tiny'", "layers", "GPU", "--device cpu"):
-        device_map.refuse_offloaded(empty, "tiny")
+
+
+@pytest.mark.parametrize("place", ["disk", "cpu", "layers on disk", "nowhere"])
+def test_a_model_whose_weights_are_offloaded_is_refused_with_the_first_of_them(tmp_path: Path, place: str) -> None:
+    with torch.device("meta" if place == "nowhere" else "cpu"):
+        module = families.SPECS["llama-gqa"].build()
+    first = "model.embed_tokens.weight"
+    if place == "disk":
+        accelerate.disk_offload(module, tmp_path, torch.device("cpu"))
+    elif place == "cpu":
+        accelerate.cpu_offload(module, torch.device("cpu"))
+    elif place == "layers on disk":
+        parts = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+        layers = {f"model.layers.{layer}": "cpu" if layer < LAYERS_ON_FIRST else "disk" for layer in range(4)}
+        accelerate.dispatch_model(module, parts | layers, "cpu", offload_dir=tmp_path, force_hooks=True)
+        first = f"model.layers.{LAYERS_ON_FIRST}.self_attn.q_proj.weight"
+    with refuses(BadInput, "'in-memory llama'", f"'{first}'", "CPU", "bf16"):
+        hs.load(module)
 
 
 # Layers on two devices -----------------------------------------------------------------------------------------------

@@ -95,4 +95,4 @@ def test_check_restores_the_model() -> None:
 
 def test_dense_4d_mask_is_refused() -> None:
     with refuses(UnsupportedMask, "4-D", "2-D"):
-        DecodedMask.decode(torch.zeros(1, 1, 3, 3))
+        DecodedMask.decode(torch.zeros(1, 1, 3, 3))  # every key is visible

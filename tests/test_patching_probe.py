@@ -292,7 +292,7 @@ def test_named_heads_are_patched_alone_and_together(folder: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("named", "line", "flags"),
     [
-        (("line 1", 6, 5, "--align end"), {"clean": "w1 w1 w1 w1 w1 w1"}, ()),
+        (("line 1", 6, 5, "--align end"), {"clean": "w1 w1 w1 w1 w1 w4"}, ()),
         (("line 1", "'answer'", "' w5 w6'", "'w5' + 'w6'"), {"answer": " w5 w6"}, ()),
         (("line 1", "answer", "wrong", "' w5'"), {"answer": " w5", "wrong": " w5"}, ()),
         (("line 1", "clean", "empty"), {"clean": ""}, ()),

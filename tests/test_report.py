@@ -116,6 +116,15 @@ def test_the_first_sentence_lists_context_lengths_and_counts_the_documents_of_al
     assert_names(introduction, 256, "1,024", "up to 6")
 
 
+@pytest.mark.parametrize("probes", [["ablation"], ["patching"], ["circuit"], ["patterns", "ablation"]])
+def test_the_first_sentence_counts_the_prompts_with_answers(tmp_path: Path, probes: list[str]) -> None:
+    run = synthetic_run(tmp_path, probes=probes)
+    introduction = run_description.describe_run(run)
+    names = run.distinct(probes[-1], ["prompts", "pair"])
+    assert_names(introduction, f"on {len(names)} prompts")
+    assert ("document" in introduction) == (len(probes) > 1)
+
+
 def test_report_makes_no_requests_and_contains_plotly_once(source: str, parsed: Page) -> None:
     for tag, attributes in parsed.tags:
         for name in ("src", "href", "action", "srcset", "data"):

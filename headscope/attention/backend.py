@@ -26,7 +26,6 @@ from headscope.attention.kernel import AttentionVariant, append_key_bias, attend
 from headscope.attention.listeners import KernelResult, Listener, RegisteredListener, attend_for_listeners
 from headscope.attention.masks import (
     QUERY_BIT,
-    REAL_KEY_BIT,
     DecodedMask,
     OpaqueMask,
     encode_mask,
@@ -390,21 +389,20 @@ def _run_without_padding(
     positions: Tensor,
     unpadded: Tensor,
 ) -> Tensor:
-    """Head outputs [B, H, Lq, dv] of a padded batch, one sequence at a time; 0 for padding."""
+    """Head outputs [B, H, Lq, dv] of a batch with padding or packed documents, one text at a time; 0 for padding."""
     query, key, value = inputs
     assert mask.key_roles is not None
     out = query.new_zeros(*query.shape[:3], value.shape[-1])
-    for sequence, (roles, first) in enumerate(zip(mask.key_roles, mask.dropped_keys, strict=True)):
-        real, slots = (roles & REAL_KEY_BIT).bool(), (roles & QUERY_BIT).bool()
-        rows = real[slots].nonzero()[:, 0]
+    is_query = (mask.key_roles & QUERY_BIT).bool().expand(len(query), -1)
+    dropped = mask.dropped_keys if len(mask.dropped_keys) == len(query) else mask.dropped_keys * len(query)
+    for text, (row, real) in enumerate(mask.sequences(len(query))):
+        rows = real[is_query[row]].nonzero()[:, 0]
         if len(rows) == 0:
             continue
-        own = query[sequence, None, :, rows], key[sequence, None, :, real], value[sequence, None, :, real]
-        bias = None if key_bias is None else key_bias.expand(len(query), -1, -1)[sequence, None, :, real]
-        own_positions, own_unpadded = (
-            place.expand(len(query), -1)[sequence, None, rows] for place in (positions, unpadded)
-        )
-        out[sequence, :, rows] = layer.run(*own, bias, own_positions, first, sequence, own_unpadded)[0]
+        own = query[row, None, :, rows], key[row, None, :, real], value[row, None, :, real]
+        bias = None if key_bias is None else key_bias.expand(len(query), -1, -1)[row, None, :, real]
+        own_positions, own_unpadded = (place.expand(len(query), -1)[row, None, rows] for place in (positions, unpadded))
+        out[row, :, rows] = layer.run(*own, bias, own_positions, dropped[row], text, own_unpadded)[0]
     return out
 
 

@@ -3,9 +3,11 @@
 transformers passes one tensor from the mask function to the attention function. headscope's is [B|1, 1, 2, Lk|1]
 int32. In its first row, bits 1 and 2 of an entry are the role of a key; the other bits hold a window or chunk, the
 same in every entry. Its second row holds the number of real keys before the first, which a sliding cache has dropped.
+Of packed documents it has a third row, the number of each key's document. A dense mask of packed documents, [B|1, 1, L,
+L], which a caller passes to the model, is decoded as well.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,10 +27,12 @@ PAIRS_PER_TILE = 2**24
 """Pairs of a query and a key for which a mask function is evaluated at once."""
 UNSUPPORTED_MASK_CODE = -1
 """Only entry of an unsupported mask. The attention function refuses it, so that unused masks do no harm."""
+PADDING = -1
+"""Number of the document of a key that is padding."""
 
 
 class UnsupportedMask(UnsupportedModel):
-    """The model or its caller passed a mask that is not the causal mask of one sequence."""
+    """The model or its caller passed a mask that is not the causal mask of one sequence, or of packed documents."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,26 +67,28 @@ class DecodedMask:
     """Content of an encoded mask.
 
     `key_roles` [B|1, Lk] are the roles of the keys; None if all keys are real and the last ones are the queries'.
-    `dropped_keys` [B|1] is the number of real keys before the first.
+    `dropped_keys` [B|1] is the number of real keys before the first. `documents` [B|1, Lk] are the numbers of the
+    documents that are packed in a row of the batch, `PADDING` for padding; None if every row is one text.
     """
 
     key_roles: Tensor | None = None
     window: int | None = None
     chunk_size: int | None = None
     dropped_keys: tuple[int, ...] = (0,)
+    documents: Tensor | None = None
 
     @classmethod
     def decode(cls, encoded_mask: Tensor | None) -> "DecodedMask":
-        """Decode the result of `encode_mask`.
+        """Decode the result of `encode_mask`, or a dense mask of packed documents.
 
-        Raises UnsupportedMask for a custom 4-D mask and for one that hides tokens inside the text from a layer with a
-        window or chunks, and UnsupportedModel for one that is not causal. transformers counts hidden tokens in windows
-        and chunks; the positions here skip them.
+        Raises UnsupportedMask for another custom 4-D mask and for one that hides tokens inside the text from a layer
+        with a window or chunks, and UnsupportedModel for one that is not causal. transformers counts hidden tokens in
+        windows and chunks; the positions here skip them.
         """
         if encoded_mask is None:
             return cls()
-        if encoded_mask.dtype != torch.int32 or encoded_mask.shape[1:3] != (1, 2):
-            raise UnsupportedMask("the model got a custom 4-D attention mask. Pass a 2-D padding mask or none")
+        if not _is_encoded(encoded_mask):
+            encoded_mask = _encode_dense_mask(encoded_mask)
         first = int(encoded_mask[0, 0, 0, 0])
         if first == UNSUPPORTED_MASK_CODE:
             raise UnsupportedModel(
@@ -91,19 +97,34 @@ class DecodedMask:
         size = first // WINDOW_MULTIPLIER or None
         roles = encoded_mask[:, 0, 0] if encoded_mask.shape[-1] > 1 or first & (REAL_KEY_BIT | QUERY_BIT) else None
         dropped = tuple(encoded_mask[:, 0, 1, 0].tolist())
-        if size and roles is not None and _has_gaps(roles, encoded_mask[:, 0, 1, :1]):
+        documents = encoded_mask[:, 0, 2] if encoded_mask.shape[2] == 3 else None
+        if size and roles is not None and documents is None and _has_gaps(roles, encoded_mask[:, 0, 1, :1]):
             kind = f"chunks of {size}" if first & CHUNKED_BIT else f"a window of {size}"
             raise UnsupportedMask(
                 f"the attention mask hides tokens inside the text, and a layer has {kind} tokens, in which "
                 "transformers counts hidden tokens and headscope does not. Remove these tokens from the text"
             )
-        return cls(roles, None, size, dropped) if first & CHUNKED_BIT else cls(roles, size, None, dropped)
+        return cls(roles, None, size, dropped) if first & CHUNKED_BIT else cls(roles, size, None, dropped, documents)
+
+    def sequences(self, batch_size: int) -> Iterator[tuple[int, Tensor]]:
+        """The row of the batch and the keys, bool [Lk], of each text of the batch, in order: a row or a document."""
+        assert self.key_roles is not None
+        for row, roles in enumerate(self.key_roles.expand(batch_size, -1)):
+            if self.documents is None:
+                yield row, (roles & REAL_KEY_BIT).bool()
+                continue
+            documents = self.documents.expand(batch_size, -1)[row]
+            yield from ((row, documents == number) for number in range(int(documents.max()) + 1))
 
     def query_positions(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
-        """Positions [1|B, Lq] of the queries, counted from the first real key."""
+        """Positions [1|B, Lq] of the queries, counted from the first real key, or the first of their document."""
         if self.key_roles is None:
             end = self.dropped_keys[0] + n_keys
             return torch.arange(end - n_queries, end, device=device)[None]
+        if self.documents is not None:  # without a cache, so that all keys are those of queries
+            slots = torch.arange(n_keys, device=device)
+            is_first = self.documents.diff(prepend=self.documents[:, :1] - 1) != 0
+            return slots - torch.where(is_first, slots, 0).cummax(-1).values
         before = torch.tensor(self.dropped_keys, device=device)[:, None]
         positions = (before + (self.key_roles & REAL_KEY_BIT).cumsum(-1) - 1).clamp(min=0)
         return positions[(self.key_roles & QUERY_BIT).bool()].view(len(positions), -1)
@@ -125,8 +146,10 @@ def encode_mask(
 ) -> Tensor | None:
     """transformers' mask function: None for plain causal attention, otherwise the tensor that `DecodedMask` decodes.
 
-    Raises UnsupportedModel for a model that computes with its mask, and UnsupportedMask for packed sequences.
+    Packed documents, as by position_ids that restart, are encoded as documents. Raises UnsupportedModel for a model
+    that computes with its mask, and UnsupportedMask for a custom mask function.
     """
+    documents = None
     is_bidirectional = mask_function is bidirectional_mask_function
     if not allow_is_causal_skip and q_length > 1 and mask_function is causal_mask_function:
         raise UnsupportedModel(
@@ -143,12 +166,17 @@ def encode_mask(
             for start, n in ((int(q_offset), q_length), (kv_offset, kv_length))
         )
         if not _equals_causal_mask(mask_function, batch_size, queries, keys, local_size):
-            raise UnsupportedMask(
-                "the model got packed sequences or a custom mask function. Pass each document as its own row"
-            )
+            documents = _find_documents(mask_function, batch_size, queries, keys, local_size)
+            if documents is None:
+                raise UnsupportedMask(
+                    "the model got a custom mask function, or packed documents that it does not isolate by a causal "
+                    "mask. Pass each document as its own row"
+                )
         window_code = WINDOW_MULTIPLIER * (local_size or 0)
     if window_code == UNSUPPORTED_MASK_CODE:
         return _pack_mask(torch.full((1, 1), UNSUPPORTED_MASK_CODE), torch.zeros(1))
+    if documents is not None:
+        return _pack_documents(documents, window_code)
     offset = int(q_offset)
     end = offset + q_length
     if kv_offset + kv_length == end and (attention_mask is None or bool(attention_mask.all())):
@@ -189,7 +217,7 @@ def with_window(encoded_mask: Tensor | None, window: int, device: torch.device |
     """An encoded mask that has no window, restricted to a window of the last keys of each query."""
     if encoded_mask is None:
         return _pack_mask(torch.full((1, 1), WINDOW_MULTIPLIER * window, device=device), torch.zeros(1))
-    windowed = encoded_mask.clone()
+    windowed = encoded_mask.clone() if _is_encoded(encoded_mask) else _encode_dense_mask(encoded_mask)
     windowed[:, :, 0] += WINDOW_MULTIPLIER * window
     return windowed
 
@@ -231,17 +259,79 @@ def _has_window(mask_function: Callable[..., Any], size: int, device: torch.devi
 
 
 def _equals_causal_mask(
-    mask_function: Callable[..., Any], batch_size: int, queries: Tensor, keys: Tensor, window: int | None
+    mask_function: Callable[..., Any],
+    batch_size: int,
+    queries: Tensor,
+    keys: Tensor,
+    window: int | None,
+    documents: Tensor | None = None,
 ) -> bool:
     """Whether a mask function shows every query exactly the keys up to its own, or those in its window.
 
-    Gemma 4 12B combines the causal mask with one for images, which text leaves empty. All pairs are compared, in tiles:
-    that costs far less than the attention itself.
+    With `documents` [B, Lk], those of its document, unless it is padding. Gemma 4 12B combines the causal mask with one
+    for images, which text leaves empty. All pairs are compared, in tiles: that costs far less than the attention.
     """
     for rows in torch.split(queries[:, None], max(1, PAIRS_PER_TILE // len(keys))):
         expected = keys <= rows
         if window:
             expected &= keys > rows - window
-        if not all(bool((mask_function(batch, 0, rows, keys) == expected).all()) for batch in range(batch_size)):
-            return False
+        for batch in range(batch_size):
+            agrees = mask_function(batch, 0, rows, keys) == expected
+            if documents is not None:
+                own = documents[batch, rows]
+                shown = expected & (documents[batch] == own)
+                agrees = (mask_function(batch, 0, rows, keys) == shown) | (own == PADDING)
+            if not bool(agrees.all()):
+                return False
     return True
+
+
+def _find_documents(
+    mask_function: Callable[..., Any], batch_size: int, queries: Tensor, keys: Tensor, window: int | None
+) -> Tensor | None:
+    """The documents [B, L] of a mask function that shows every query the keys of its document, up to its own and in
+    its window; a token that does not see itself is padding. None for other functions."""
+    if not torch.equal(queries, keys):
+        return None
+    documents = torch.full((batch_size, len(keys)), PADDING, device=keys.device)
+    for batch, numbers in enumerate(documents):
+        is_real = mask_function(batch, 0, keys, keys)
+        is_first = is_real.clone()
+        is_first[1:] &= ~mask_function(batch, 0, keys[1:], keys[:-1])
+        numbers[is_real] = is_first.cumsum(0)[is_real] - 1
+    is_packed = _equals_causal_mask(mask_function, batch_size, queries, keys, window, documents)
+    return documents if is_packed and bool((documents != PADDING).any(1).all()) else None
+
+
+def _is_encoded(mask: Tensor) -> bool:
+    """Whether a mask is a result of `encode_mask`, not a dense one."""
+    return mask.dtype == torch.int32 and mask.shape[1:3] in ((1, 2), (1, 3))
+
+
+def _encode_dense_mask(mask: Tensor) -> Tensor:
+    """Encode a dense mask of packed documents: True or 0 shows a key, False or the lowest number hides it.
+
+    Raises UnsupportedMask for a mask that is not causal within blocks of consecutive tokens along its diagonal.
+    """
+    is_shown = mask if mask.dtype == torch.bool else mask == 0
+    is_two_valued = mask.dtype == torch.bool or (
+        mask.is_floating_point() and bool((is_shown | (mask <= torch.finfo(mask.dtype).min / 2)).all())
+    )
+    documents = None
+    if is_two_valued and mask.dim() == 4 and mask.shape[1] == 1 and mask.shape[2] == mask.shape[3]:
+        slots = torch.arange(mask.shape[-1], device=mask.device)
+        documents = _find_documents(
+            lambda batch, head, queries, keys: is_shown[batch, 0, queries, keys], len(mask), slots, slots, None
+        )
+    if documents is None:
+        raise UnsupportedMask(
+            "the model got a custom 4-D attention mask that is not causal within documents along its diagonal. Pass a "
+            "2-D padding mask or none, or isolate packed documents by a causal mask with one block for each"
+        )
+    return _pack_documents(documents, 0)
+
+
+def _pack_documents(documents: Tensor, window_code: int) -> Tensor:
+    """The tensor that `DecodedMask.decode` reads, of documents [B|1, L] all of whose tokens are queries."""
+    roles = REAL_KEY_BIT * (documents != PADDING).int() + QUERY_BIT + window_code
+    return torch.stack((roles, torch.zeros_like(roles), documents.int()), 1)[:, None]

@@ -140,14 +140,16 @@ class AttentionRecord:
 
     Axes: H query heads, G KV groups, Lq queries, Lk keys, d head dimension, dv value dimension.
 
-    `layer` is the index into the model's attention layers. q [H, Lq, d] and k [G, Lk, d] are the inputs of the kernel:
-    after rotation and QK-norm. v is [G, Lk, dv]; z [H, Lq, dv] are the head outputs before o_proj. The queries belong
-    to the last Lq of the Lk keys; k[:, 0] is key number `first_key` of the sequence. `window`, `chunk_size`, `softcap`
-    and `sink` [H] are those of `kernel.AttentionVariant`; the logits are `soft_cap(scaling * q . k)`. lse [H, Lq],
-    float32, is the natural log of each row's softmax denominator: the sum of exp(logit) over the visible keys plus the
-    sink's. `row_sums` are None unless a listener asked for them and the backend supports it; so are `key_sums`
-    [H, Lq, n], the sums over the keys of a row's weights times the listener's `key_columns`. `chosen` are the keys that
-    the model's indexer chose, if not all: weights, outputs and lse are then those over the chosen keys.
+    `layer` is the index into the model's attention layers, `batch_index` the number of the sequence in the batch: of
+    packed documents, that of the document, counted through all rows of the batch. q [H, Lq, d] and k [G, Lk, d] are the
+    inputs of the kernel: after rotation and QK-norm. v is [G, Lk, dv]; z [H, Lq, dv] are the head outputs before
+    o_proj. The queries belong to the last Lq of the Lk keys; k[:, 0] is key number `first_key` of the sequence.
+    `window`, `chunk_size`, `softcap` and `sink` [H] are those of `kernel.AttentionVariant`; the logits are
+    `soft_cap(scaling * q . k)`. lse [H, Lq], float32, is the natural log of each row's softmax denominator: the sum of
+    exp(logit) over the visible keys plus the sink's. `row_sums` are None unless a listener asked for them and the
+    backend supports it; so are `key_sums` [H, Lq, n], the sums over the keys of a row's weights times the listener's
+    `key_columns`. `chosen` are the keys that the model's indexer chose, if not all: weights, outputs and lse are then
+    those over the chosen keys.
 
     Under edits of the heads, q, k and v are the edited ones, `logit_edits` act on the logits, and z is what is passed
     to o_proj. Logits and weights come from `masked_logits`, `logits_at` and `weights` only: they include these edits.

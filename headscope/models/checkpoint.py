@@ -25,6 +25,7 @@ from headscope.compat.transformers import NAME_OR_PATH
 from headscope.errors import BadInput, first_line
 from headscope.models import loading, lora, module_facts, open_contexts, quantization
 from headscope.models.bridge import delegating_attention, is_bridge
+from headscope.models.device_map import refuse_offloaded
 from headscope.models.eager_check import check_against_eager
 from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model
 from headscope.models.padding_check import PaddingCheck
@@ -63,6 +64,7 @@ class Checkpoint:
     def __post_init__(self) -> None:
         refuse_autocast()
         refuse_inference_weights(self.module, self.name)
+        refuse_offloaded(self.module, self.name)
         self._weights = WeightTracker(self.module)
         is_quantized = bool(quantization.describe_quantization(self.module))
         if is_quantized:
@@ -265,7 +267,7 @@ def _check_values(module: PreTrainedModel, name: str) -> None:
     A sum is finite only if all of its terms are.
     """
     parameters = [(key, p.detach()) for key, p in named_tensors(module) if isinstance(p, nn.Parameter)]
-    weights = [(key, p) for key, p in parameters if p.is_floating_point() and not p.is_meta]
+    weights = [(key, p) for key, p in parameters if p.is_floating_point()]
     sums = [p.sum(dtype=torch.float32).to(weights[0][1].device) for _, p in weights]
     totals = torch.stack(sums).tolist() if weights else []
     zeros = []

@@ -11,6 +11,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import torch
 from safetensors import safe_open
+from torch import nn
 
 from headscope.errors import BadInput
 from headscope.models.quantization import PLAIN_FORMATS
@@ -47,12 +48,13 @@ def placement_options(
     raise _does_not_fit_error(name, folder, device, target_dtype, needed, free_by_gpu or {0: free})
 
 
-def refuse_offloaded(module: Any, name: str) -> None:
-    """Refuse a model with layers on disk, which every forward pass would read again."""
-    if "disk" in getattr(module, "hf_device_map", {}).values():
+def refuse_offloaded(module: nn.Module, name: str) -> None:
+    """Refuse a model with weights without values, which accelerate offloads to disk or CPU between its passes."""
+    offloaded = next((key for key, parameter in module.named_parameters() if parameter.is_meta), None)
+    if offloaded is not None:
         raise BadInput(
-            f"cannot open '{name}': one of its layers needs more memory than any GPU has free. Use "
-            "--dtype bf16, --device cpu or a smaller checkpoint"
+            f"cannot open '{name}': its weights are offloaded, first '{offloaded}', and headscope also reads weights "
+            "outside of passes. Load all of them on GPUs or on the CPU, in bf16, or use a smaller checkpoint"
         )
 
 

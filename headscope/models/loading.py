@@ -117,7 +117,6 @@ def load_module(
         # transformers would fill them with random numbers.
         raise BadInput(f"checkpoint '{base}' lacks weights, e.g. {min(loading['missing_keys'])}. Download it again")
     _refuse_unused_layers(module, loading["unexpected_keys"], base)
-    device_map.refuse_offloaded(module, base)
     setattr(module.config, COMMIT_HASH, snapshot_commit(Path(folder)))  # as transformers does for its own downloads
     if spec.lora is not None:
         module = lora.apply_lora(module, locate_lora(spec), base).get_base_model()

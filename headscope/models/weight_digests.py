@@ -81,7 +81,7 @@ def weights_stamp(module: nn.Module) -> tuple[Any, ...]:
     step = sum(tensor.numel() for _, tensor in tensors) // SAMPLED_VALUES
     samples: dict[torch.device, list[Tensor]] = {}
     for _, tensor in tensors:
-        if tensor.numel() and not tensor.is_meta:
+        if tensor.numel():
             samples.setdefault(tensor.device, []).append(_sample(tensor.detach(), step))
     digest = hashlib.sha256()
     for values in samples.values():

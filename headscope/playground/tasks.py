@@ -196,7 +196,7 @@ def patching_estimate(
     for text in (prompt, corrupted):
         prompt_ids(opened, text)
     texts = PromptPair("prompts", prompt, corrupted, answer, wrong, location="the prompts")
-    pair = tokenize_pair(opened.tokenizer, texts, needs_one_token=True, needs_wrong=True)
+    pair = tokenize_pair(opened.tokenizer, texts, needs_one_token=True, needs_wrong=True, options=())
     replay = PairRuns(opened, PairTokens.on_device(pair, opened.device), "logit_diff", 2**30)
     with replay.capturing():
         units = head_units(opened.geometry)

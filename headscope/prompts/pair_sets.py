@@ -16,7 +16,7 @@ earlier-copy and successor, both before the repetition (induction); needle, answ
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -28,6 +28,7 @@ from headscope.prompts.needles import FACT_WORDS, NEEDLE_TEMPLATES, Needle
 from headscope.prompts.pairs import (
     METRICS_OF_ONE_TOKEN,
     METRICS_WITH_WRONG,
+    PAIR_OPTIONS,
     Alignment,
     PromptPair,
     TokenPair,
@@ -66,18 +67,25 @@ class PairSet:
         return len(self.pair_names)
 
 
-def file_pairs(file: str, tokenizer: Any, alignment: Alignment, *, needs_one_token: bool, needs_wrong: bool) -> PairSet:
+def file_pairs(
+    file: str,
+    tokenizer: Any,
+    alignment: Alignment,
+    *,
+    needs_one_token: bool,
+    needs_wrong: bool,
+    options: Collection[str] = PAIR_OPTIONS,
+) -> PairSet:
     """The pairs of a file; every pair is checked at once. Raises as `read_prompt_pairs` and `tokenize_pair` do."""
     pairs = read_prompt_pairs(file, needs_corrupted=alignment != "unused")
     corrupted_answers = [pair.corrupted_answer for pair in pairs]
     content = repr(pairs) + (repr(corrupted_answers) if any(corrupted_answers) else "")
     if alignment == "unused":
         pairs = [replace(pair, corrupted=pair.clean, corrupted_answer="") for pair in pairs]
+    needs = {"needs_one_token": needs_one_token, "needs_wrong": needs_wrong}
 
     def build(index: int) -> TokenPair:
-        return tokenize_pair(
-            tokenizer, pairs[index], alignment, needs_one_token=needs_one_token, needs_wrong=needs_wrong
-        )
+        return tokenize_pair(tokenizer, pairs[index], alignment, options=options, **needs)
 
     tokens = [build(index) for index in range(len(pairs))]
     prompts = [ids.tolist() for pair in tokens for ids in (pair.clean, pair.corrupted)]
@@ -88,7 +96,15 @@ def file_pairs(file: str, tokenizer: Any, alignment: Alignment, *, needs_one_tok
 
 
 def single_pair_set(
-    tokenizer: Any, prompt: str, answer: str, wrong: str, *, template: bool, needs_one_token: bool, needs_wrong: bool
+    tokenizer: Any,
+    prompt: str,
+    answer: str,
+    wrong: str,
+    *,
+    template: bool,
+    needs_one_token: bool,
+    needs_wrong: bool,
+    options: Collection[str] = PAIR_OPTIONS,
 ) -> PairSet:
     """A prompt and its answers as a set of one pair, without a corrupted prompt; raises as `tokenize_pair` does.
 
@@ -97,7 +113,7 @@ def single_pair_set(
     if template:
         prompt = chat_text(tokenizer, prompt, "Leave out the template")
     pair = PromptPair(PROMPT_SET, prompt, prompt, answer, wrong, has_template=template)
-    tokens = tokenize_pair(tokenizer, pair, needs_one_token=needs_one_token, needs_wrong=needs_wrong)
+    tokens = tokenize_pair(tokenizer, pair, needs_one_token=needs_one_token, needs_wrong=needs_wrong, options=options)
     _warn_about_leading_spaces([pair], "prompts")
     if not template:
         warn_about_repeated_bos(tokenizer, [tokens.clean.tolist()], "prompts")
@@ -145,22 +161,24 @@ def load_pair_set(
     seed: int,
     alignment: Alignment,
     metric: str,
+    options: Collection[str] = PAIR_OPTIONS,
 ) -> PairSet:
     """A generated set by its name, or the pairs of a file, with the answers that the metric needs.
 
-    `load_haystacks` is called for the set needle only.
+    `load_haystacks` is called for the set needle only. `options`: as in `tokenize_pair`.
     """
     if source in GENERATED_SETS:
         haystacks = load_haystacks() if source == "needle" else []
         return generated_pairs(source, tokenizer, count, length, seed, haystacks)
     if alignment in ("equal", "end"):
-        refuse_unread_answers(source, metric)
+        refuse_unread_answers(source, metric, options)
     return file_pairs(
         source,
         tokenizer,
         alignment,
         needs_one_token=metric in METRICS_OF_ONE_TOKEN,
         needs_wrong=metric in METRICS_WITH_WRONG,
+        options=options,
     )
 
 

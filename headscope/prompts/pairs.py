@@ -5,7 +5,7 @@ prompts need the same number of tokens, because an activation at a position of o
 same position of the other run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -59,6 +59,8 @@ need to correspond, for probes that patch nothing; unused: for probes that do no
 
 RESERVED_SPAN_NAMES = ("all", "each")
 """Names of positions that are not spans of a pair."""
+PAIR_OPTIONS = ("align", "metric")
+"""Options that decide which pairs a probe can use. A probe may lack them."""
 
 
 @dataclass(frozen=True)
@@ -175,38 +177,49 @@ def read_prompt_pairs(file: str, *, needs_corrupted: bool = True) -> list[Prompt
     return pairs
 
 
-def refuse_unread_answers(file: str, metric: str) -> None:
-    """Raise BadInput for a pair with a corrupted answer if the metric does not read what follows the prompt."""
+def refuse_unread_answers(file: str, metric: str, options: Collection[str] = PAIR_OPTIONS) -> None:
+    """Raise BadInput for a pair with a corrupted answer if the metric does not read what follows the prompt.
+
+    `options`: as in `tokenize_pair`.
+    """
     if metric not in METRICS_OF_LAST_TOKEN:
         return
+    other = ", or use --metric nll" if "metric" in options else ""
     for pair in read_prompt_pairs(file):
         if pair.corrupted_answer:
             raise BadInput(
                 f"{pair.location}: 'corrupted_answer' changes nothing for the metric {metric}, which reads the "
-                "prediction at the last token of the prompt. Use nll, or remove it"
+                f"prediction at the last token of the prompt. Remove it{other}"
             )
 
 
 def tokenize_pair(
-    tokenizer: Any, pair: PromptPair, alignment: Alignment = "equal", *, needs_one_token: bool, needs_wrong: bool
+    tokenizer: Any,
+    pair: PromptPair,
+    alignment: Alignment = "equal",
+    *,
+    needs_one_token: bool,
+    needs_wrong: bool,
+    options: Collection[str] = PAIR_OPTIONS,
 ) -> TokenPair:
     """The pair in tokens, each prompt after the tokenizer's leading special tokens.
 
     `needs_one_token`: the answers must be single tokens. `needs_wrong`: the wrong answer must be given. Raises BadInput
     for prompts of different lengths (if `alignment` is "equal"), prompts without a common last token (if "end"), and
-    answers that the metric cannot use.
+    answers that the metric cannot use; the message may advise to change those of `PAIR_OPTIONS` that are in `options`.
     """
     location = pair.location or f"prompt pair '{pair.name}'"
     clean, corrupted = (
         tokenize_plain(tokenizer, text) if pair.has_template else _tokenize_prompt(tokenizer, text)
         for text in (pair.clean, pair.corrupted)
     )
+    common = common_suffix_length(clean, corrupted)
     if len(clean) != len(corrupted) and alignment == "equal":
         raise BadInput(
             f"{location}: the clean prompt has {len(clean)} tokens and the corrupted prompt {len(corrupted)}. Make "
-            "them equal, or use --align end"
+            f"them equal{', or use --align end' if common and 'align' in options else ''}"
         )
-    aligned = len(clean) if alignment == "equal" else common_suffix_length(clean, corrupted)
+    aligned = len(clean) if alignment == "equal" else common
     if aligned == 0 and alignment == "end":
         raise BadInput(f"{location}: the two prompts end in different tokens. End both prompts with the same token")
     answer = _answer_tokens(tokenizer, pair.clean, pair.answer, location)
@@ -214,16 +227,18 @@ def tokenize_pair(
     if pair.wrong:
         wrong = _answer_tokens(tokenizer, pair.clean, pair.wrong, location)
     elif needs_wrong:
-        raise BadInput(
-            f"{location}: it has no wrong answer, which the metric needs. Add 'wrong', or use --metric logprob"
-        )
+        other = f", or use --metric {'logprob' if len(answer) == 1 else 'nll'}" if "metric" in options else ""
+        raise BadInput(f"{location}: it has no wrong answer, which the metric needs. Add 'wrong'{other}")
     for key, text, ids in (("answer", pair.answer, answer), ("wrong", pair.wrong, wrong)):
         if needs_one_token and len(ids) > 1:
             tokens = " + ".join(repr(decode_tokens(tokenizer, ids[at : at + 1])) for at in range(len(ids)))
             name = f"'{key}'" if pair.location else f"--{key}"
+            other = ", or --metric nll" if "metric" in options else ""
+            if other and pair.wrong and not pair.location:
+                other += " without --wrong"
             raise BadInput(
                 f"{location}: {name} {user_input.quote(text)} is {len(ids)} tokens, {tokens}. Use an answer of one "
-                "token"
+                f"token{other}"
             )
     corrupted_answer = None
     if pair.corrupted_answer:

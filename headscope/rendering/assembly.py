@@ -41,6 +41,7 @@ from headscope.runs.column_metadata import (
     statistic,
     statistics,
 )
+from headscope.runs.columns import TableParts
 from headscope.runs.head_profiles import head_roles
 from headscope.runs.run import Run
 from headscope.runs.summary import (
@@ -130,12 +131,18 @@ def measured_statistics(heads: pd.DataFrame) -> list[str]:
 
 
 def run_statistics(run: Run) -> list[str]:
-    """Measured statistics of the run's heads; cached per run."""
+    """Measured statistics of the run's heads, those of probes without a table of their own, as position parameters in
+    every run, last; cached per run."""
     return run.derived(_compute_run_statistics)
 
 
 def _compute_run_statistics(run: Run) -> list[str]:
-    return measured_statistics(run.heads)
+    of_tables = {
+        probe
+        for probe, tables in plugins.call_parts(TableParts.tables)
+        if any(table.name in run.tables for table in tables)
+    }
+    return sorted(measured_statistics(run.heads), key=lambda name: probe_for_statistic(name) not in of_tables)
 
 
 def models_with_statistic(run: Run, statistic_name: str) -> list[str]:

@@ -19,13 +19,15 @@ def title(models: Sequence[str]) -> str:
 
 
 def describe_run(run: Run) -> str:
-    """One sentence: how many models the run has, and at which context lengths on how many documents."""
+    """One sentence: how many models the run has, at which context lengths on how many documents, and on how many
+    prompts."""
     if not run.models:
         return ""
     models = count_nouns(len(run.models), "models")
     baseline = f", compared with {run.models[0]}," if len(run.models) > 1 else ""
-    lengths, documents = _describe_lengths(run), _describe_documents(run)
-    return " ".join(filter(None, [f"All attention heads of {models}{baseline}", lengths, documents])).rstrip(",") + "."
+    documents = f"{_describe_lengths(run)} {_describe_documents(run)}".strip()
+    texts = " and ".join(filter(None, [documents, _describe_prompts(run)]))
+    return f"All attention heads of {models}{baseline} {texts}".rstrip(", ") + "."
 
 
 def declared_tables(run: Run) -> list[Table]:
@@ -59,6 +61,14 @@ def _describe_documents(run: Run) -> str:
     count = len(set().union(*sets))
     differ = any(len(names) < count for names in sets)
     return f"on {'up to ' if differ else ''}{count_nouns(count, 'documents')}" if count else ""
+
+
+def _describe_prompts(run: Run) -> str:
+    """The number of prompts with answers, whose lengths no table has: "on 5 prompts"; "" without any."""
+    keys = ["prompts", "pair"]
+    tables = [table.name for table in declared_tables(run) if {*keys} <= {*table.keys}]
+    prompts = {tuple(row) for name in tables for row in run.distinct(name, keys).astype(str).itertuples(index=False)}
+    return f"on {count_nouns(len(prompts), 'prompts')}" if prompts else ""
 
 
 def document_sets(run: Run) -> list[set[str]]:

@@ -248,6 +248,16 @@ def _has_default(options: type[BaseModel], term: Term) -> bool:
     return bool(options.model_fields[term.name].get_default(call_default_factory=True))
 
 
+def options_without_effect(options: BaseModel) -> list[str]:
+    """The options that a user set and has to remove until the others break no rule."""
+    rules, removed = rules_of(type(options)), list[str]()
+    while broken := [term.name for rule in rules if rule.fault(options) for term in rule.set_options(options)]:
+        removed.append(broken[0])
+        rest = options.model_dump(include=options.model_fields_set - {*removed})
+        options = type(options).model_construct(**rest)
+    return removed
+
+
 @cache
 def parse_terms(text: str) -> list[Term]:
     """The terms of one side of a rule."""

@@ -1,7 +1,7 @@
 """The texts and sets of prompts of a probe, in the tokens of every model."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -10,7 +10,7 @@ from headscope.errors import BadInput, ResourceMissing
 from headscope.prompts import texts
 from headscope.prompts.haystack import Haystack
 from headscope.prompts.pair_sets import GENERATED_SETS, PROMPT_SET, PairSet, check_set_names, load_pair_set
-from headscope.prompts.pairs import Alignment, TokenPair, stored_metric_name
+from headscope.prompts.pairs import PAIR_OPTIONS, Alignment, TokenPair, stored_metric_name
 from headscope.prompts.texts import TokenDocument
 from headscope.study.config import MAX_PROMPT_TOKENS, PromptOptions, check_prompt
 from headscope.study.context import StudyContext
@@ -91,7 +91,8 @@ class PromptSets:
     is "free" for a probe that patches nothing, so that the prompts of a pair may differ in length, and "unused" for one
     that reads the clean prompt alone. `check`
     raises BadInput for a pair, by label and pair: for every pair of a file, and the first one of a generated set.
-    Needles lie in `documents` of a model, by default those of the study.
+    Needles lie in `documents` of a model, by default those of the study. `options` are those of `PAIR_OPTIONS` that the
+    probe has.
     """
 
     def __init__(
@@ -106,17 +107,21 @@ class PromptSets:
         open_prompt: Callable[[Any], PairSet] | None = None,
         check: Callable[[str, TokenPair], Any] | None = None,
         documents: Callable[[str], Sequence[Any]] | None = None,
+        options: Collection[str] = PAIR_OPTIONS,
     ):
         self.context, self.sources = context, [*sources] if sources is not None else [PROMPT_SET]
-        self._count, self._length, self._alignment = count, length, alignment
+        self._count, self._length, self._alignment, self._options = count, length, alignment, options
         self._metric = stored_metric_name(metric)
         self._open_prompt, self._check = open_prompt, check
         self._documents = documents or (lambda label: context.documents(label, length))
         self._opened: dict[tuple[str, str], PairSet] = {}
 
     def of_model(self, label: str) -> list[PairSet]:
-        """All sets of a model, in the order of `sources`. Raises BadInput for two of one name."""
-        sets = [self.open(label, source) for source in self.sources]
+        """All sets of a model, in the order of `sources`. Raises BadInput for two of one name.
+
+        Those of the other models are opened as well, so that mistakes are reported before any model is opened.
+        """
+        sets = {other: [self.open(other, source) for source in self.sources] for other in self.context.labels}[label]
         check_set_names(sets)
         return sets
 
@@ -150,6 +155,7 @@ class PromptSets:
             seed=self.context.seed,
             alignment=self._alignment,
             metric=self._metric,
+            options=self._options,
         )
 
 

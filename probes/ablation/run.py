@@ -198,7 +198,7 @@ class AblationRunner:
             if len(indices) == 1:
                 raise BadInput(
                     f"resample needs another prompt of the same number of tokens, and '{pairs.pair_names[indices[0]]}' "
-                    f"is the only one of {prompt_length} in the set '{pairs.name}'. Use more prompts, or another kind"
+                    f"is the only one of {prompt_length} in the set '{pairs.name}'. Use more prompts, or --kinds zero"
                 )
 
     def _heads(self, model: Model, label: str) -> dict[int, list[int]]:

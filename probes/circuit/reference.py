@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -21,9 +21,12 @@ from headscope.positions.model import Model
 from headscope.prompts.pair_sets import PairSet
 from headscope.prompts.pairs import TokenPair, common_suffix_length
 from headscope.runs.aggregation import MIN_DOCUMENTS
+from headscope.study.option_rules import options_without_effect
 from probes.circuit.declaration import CircuitOptions
 
 log = logging.getLogger("headscope")
+MEANS = ({"complement": MEAN_OF_PROMPTS, "by": "span"}, {"complement": MEAN_OF_PROMPTS, "by": "position"})
+"""Options of the complements that messages advise, if these run."""
 
 
 class Reference:
@@ -31,6 +34,7 @@ class Reference:
 
     def __init__(self, options: CircuitOptions, seed: int, pairs: PairSet, reference: PairSet):
         self.options, self.seed, self.name = options, seed, reference.name
+        self._sets = pairs, reference
         self.prompts = [pairs.build(index) for index in range(len(pairs))]
         is_used = options.complement != "zero"
         self.others = [reference.build(index) for index in range(len(reference))] if is_used else []
@@ -63,13 +67,16 @@ class Reference:
             by_ids.setdefault(tuple(other.corrupted.tolist()), []).append(other)
         return by_ids
 
-    def check(self, label: str) -> None:
-        """Raise BadInput for a prompt without reference prompts; warn of too few, with the label of the model."""
+    def check(self, label: str, references: Collection["Reference"]) -> None:
+        """Raise BadInput for a prompt without reference prompts; warn of too few, with the label of the model.
+
+        `references` are those of all sets and models of the study, with which the advice must run.
+        """
         if self.options.complement == "zero":
             return
         for pair, count in zip(self.prompts, self.counts, strict=True):
             if not count:
-                raise self._missing(pair)
+                raise BadInput(f"{self._describe_missing(pair)}, or {_other_complement(references)}")
         needed = self.options.draws if self.options.complement == "resample" else MIN_DOCUMENTS
         few = {len(pair.clean): count for pair, count in zip(self.prompts, self.counts, strict=True) if count < needed}
         if not few:
@@ -86,8 +93,12 @@ class Reference:
                 "%s: the reference set '%s' has fewer than %d prompts in the mean besides a prompt's own, for prompts "
                 "of %s. Use a larger reference set%s",
                 *(label, self.name, needed, lengths),
-                "" if self.options.by == "span" else ", or by 'span'",
+                ", or --by span" if self.options.by == "position" and _all_run(references, MEANS[0]) else "",
             )
+
+    def replaced_by(self, complement: Mapping[str, str]) -> "Reference":
+        """The same prompts with other options of the complement."""
+        return Reference(self.options.model_copy(update=complement), self.seed, *self._sets)
 
     def replacements(self, model: Model, memory_bytes: float) -> Iterator[Sequence[LayerOutputs]]:
         """For each prompt the replaced outputs: one mean, one reference prompt per draw, or none for zeros."""
@@ -129,29 +140,41 @@ class Reference:
         order = np.random.default_rng([self.seed, index]).permutation(len(prompts))
         return [prompts[number] for number in order[: self.options.draws]]
 
-    def _missing(self, pair: TokenPair) -> BadInput:
-        """The error for a prompt without reference prompts."""
+    def _describe_missing(self, pair: TokenPair) -> str:
+        """What is wrong with the reference prompts of a prompt without any, and how to change them."""
+        own, length = self._own(pair), len(pair.clean)
+        others = [other for other in self.others if other not in own]
+        if not others:
+            return (
+                f"the reference set '{self.name}' has only the prompt '{pair.name}' itself, which is not in its own "
+                "mean or draws. Use a larger reference set"
+            )
         if self.options.by == "span":
-            own = self._own(pair)
-            known = {name for other in self.others if other not in own for name in self._reference_classes(other)}
-            missing = sorted({*map(str, self._classes(pair))} - {*map(str, known)})
-            return BadInput(
-                f"the reference set '{self.name}' has no tokens of the span '{missing[0]}' of '{pair.name}' in other "
-                "prompts. Name the span there, or use by 'position'"
+            known = {name for other in others for name in self._reference_classes(other)}
+            missing = next(name for name in sorted(map(str, self._classes(pair))) if name not in known)
+            return (
+                f"the reference set '{self.name}' has no tokens of the span '{missing}' of '{pair.name}' in other "
+                "prompts. Name the span there"
             )
-        other_way = (
-            "by 'span'" if self.options.complement == MEAN_OF_PROMPTS else f"complement '{MEAN_OF_PROMPTS}' by 'span'"
+        lengths = sorted({len(other.corrupted) for other in others})
+        return (
+            f"the reference set '{self.name}' has no other prompt of {length} tokens, the length of '{pair.name}': the "
+            f"others have {', '.join(map(str, lengths))}. Use another reference set"
         )
-        length, lengths = len(pair.clean), sorted({len(other.corrupted) for other in self.others})
-        if length in lengths:
-            return BadInput(
-                f"the reference set '{self.name}' has only the prompt '{pair.name}' itself with {length} tokens, which "
-                f"is not in its own mean or draws. Use a larger reference set, or {other_way}"
-            )
-        return BadInput(
-            f"the reference set '{self.name}' has no prompt of {length} tokens, the length of '{pair.name}': its "
-            f"prompts have {', '.join(map(str, lengths))}. Use another reference set, or {other_way}"
-        )
+
+
+def _all_run(references: Collection[Reference], complement: Mapping[str, str]) -> bool:
+    """Whether every prompt has reference prompts with these options of the complement."""
+    return all(count for reference in references for count in reference.replaced_by(complement).counts)
+
+
+def _other_complement(references: Collection[Reference]) -> str:
+    """The advice to use the first other complement that runs: a mean, else zeros."""
+    complement = next((mean for mean in MEANS if _all_run(references, mean)), {"complement": "zero"})
+    options = next(iter(references)).options
+    changed = [f"--{name} {value}" for name, value in complement.items() if getattr(options, name) != value]
+    removed = options_without_effect(options.model_copy(update=complement))
+    return f"use {' '.join(changed)}{' without ' if removed else ''}{' and '.join(f'--{name}' for name in removed)}"
 
 
 def _positions(length: int) -> list[Hashable]:

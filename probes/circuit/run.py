@@ -58,12 +58,16 @@ class CircuitRunner:
 
     def cells(self) -> list[Cell]:
         cells = []
-        for label in self.context.labels:
-            sets = self.sets.of_model(label)
+        sets_of_models = {label: self.sets.of_model(label) for label in self.context.labels}
+        references = {
+            (label, source): self._reference(label, source) for label in sets_of_models for source in self.sets.sources
+        }
+        for (label, _), reference in references.items():  # reports mistakes in prompts before any model is opened
+            reference.check(label, references.values())
+        for label, sets in sets_of_models.items():
             circuit = self._circuit(self.context.model(label), label)
             for source, pairs in zip(self.sets.sources, sets, strict=True):
                 _refuse_shared_tokens(self.context.model(label), circuit, pairs)
-                self._reference(label, source).check(label)
                 if len(pairs) == 1 and self._greedy_steps(len(circuit)):
                     log.warning(
                         "%s: the greedy test of completeness is left out: '%s' has one prompt. Use 2 or more, and 6 "

@@ -1,6 +1,6 @@
 """Cells and sets of prompt pairs, which pairs count, and the stored rows of one pair: of patching and paths."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from headscope.positions.model import Model
 from headscope.prompts.answers import shows_answer
 from headscope.prompts.haystack import decode_tokens
 from headscope.prompts.pair_sets import GENERATED_SETS, PairSet
-from headscope.prompts.pairs import METRICS_WITH_WRONG, TokenPair
+from headscope.prompts.pairs import METRICS_WITH_WRONG, PAIR_OPTIONS, TokenPair
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.prompts import PromptSets
@@ -99,8 +99,13 @@ def _pair_cells(of_set: SetCost, costs: Mapping[Any, float]) -> Iterator[Cell]:
         yield from cells
 
 
-def open_pair_sets(context: StudyContext, options: PairOptions, check: Callable[[str, TokenPair], Any]) -> PromptSets:
-    """The sets of pairs of the options; `check` as in `PromptSets`."""
+def open_pair_sets(
+    context: StudyContext,
+    options: PairOptions,
+    check: Callable[[str, TokenPair], Any],
+    changeable: Collection[str] = PAIR_OPTIONS,
+) -> PromptSets:
+    """The sets of pairs of the options; `check`, and `changeable` as `options`, as in `PromptSets`."""
     return PromptSets(
         context,
         options.pairs,
@@ -109,6 +114,7 @@ def open_pair_sets(context: StudyContext, options: PairOptions, check: Callable[
         metric=options.metric,
         alignment=options.align,
         check=check,
+        options=changeable,
     )
 
 

@@ -18,7 +18,7 @@ from headscope.interventions.pair_runs import Activation, PairRuns, patched_unit
 from headscope.interventions.parts import PartName, inspect_layer_parts
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import PairSet
-from headscope.prompts.pairs import TokenPair
+from headscope.prompts.pairs import PAIR_OPTIONS, TokenPair
 from headscope.results.effects.prompts import subset_names
 from headscope.results.effects.ranking import select_units
 from headscope.results.effects.sweep import UNIT_KEYS
@@ -68,7 +68,8 @@ class PatchingRunner:
 
     def __init__(self, options: PatchingOptions, context: StudyContext):
         self.options, self.context = options, context
-        self.sets = open_pair_sets(context, options, self._check_pair)
+        changeable = ["metric"] if self._position_dependent else PAIR_OPTIONS
+        self.sets = open_pair_sets(context, options, self._check_pair, changeable)
         self._named_heads = NamedHeads(context, options.heads, options.weights) if options.are_heads_named else None
         self._selections: dict[tuple[str, str], _Selection] = {}
         self._checked_sets: set[tuple[str, str]] = set()
@@ -195,6 +196,11 @@ class PatchingRunner:
         return [name for name in ACTIVATIONS if name in self.options.activations]
 
     @property
+    def _position_dependent(self) -> list[Activation]:
+        """The activations to patch that carry absolute positions."""
+        return [name for name in self._activations if name in ("q", "k", "pattern")]
+
+    @property
     def _layer_activations(self) -> list[PartName]:
         """The activations of layers to patch."""
         return [name for name in LAYER_ACTIVATIONS if name in self.options.activations]
@@ -266,14 +272,13 @@ class PatchingRunner:
 
     def _check_lengths(self, sets: Sequence[PairSet]) -> None:
         """Refuse activations that carry positions for pairs of different lengths, which only files have."""
-        position_dependent = [name for name in self._activations if name in ("q", "k", "pattern")]
-        if not position_dependent or self.options.align == "equal":
+        if not self._position_dependent or self.options.align == "equal":
             return
         for pair in (pairs.build(number) for pairs in sets for number in range(len(pairs))):
             if not pair.has_equal_lengths:
                 raise BadInput(
-                    f"the prompts of pair '{pair.name}' have different lengths, so {position_dependent[0]} cannot be "
-                    "patched: it depends on absolute positions. Patch z or v"
+                    f"the prompts of pair '{pair.name}' have different lengths, so "
+                    f"{self._position_dependent[0]} cannot be patched: it depends on absolute positions. Patch z or v"
                 )
 
 

@@ -47,6 +47,7 @@ class AnswerRunner:
             metric="logprob",  # answers of one token
             open_prompt=self._open_prompt if options.pairs is None else None,
             check=self._check_pair,
+            options=(),
         )
 
     def cells(self) -> list[Cell]:
@@ -89,6 +90,7 @@ class AnswerRunner:
             template=self.options.template,
             needs_one_token=True,
             needs_wrong=False,
+            options=(),
         )
 
     def _check_pair(self, label: str, pair: TokenPair) -> None:
