@@ -45,7 +45,7 @@ WAYS_OUT: list[tuple[str, list[Any], Lines]] = [
     *(("--metric nll", command, [PAIRS[0] | SEVERAL, *PAIRS[1:]]) for command in METRIC),
     *(("--metric nll", command, [PAIRS[0] | SEVERAL | NO_WRONG, *PAIRS[1:]]) for command in METRIC),
     *(("--metric logprob", command, [PAIRS[0] | NO_WRONG, *PAIRS[1:]]) for command in METRIC),
-    *(("--metric nll", command, [PAIRS[0] | {"corrupted_answer": " w5"}, *PAIRS[1:]]) for command in METRIC),
+    *(("--metric nll", command, [PAIRS[0] | {"corrupted_answer": " w5"}, *PAIRS[1:]]) for command in (PATCH, PATHS)),
     ("--metric nll", PROMPT, []),
     ("--metric nll without --wrong", [*PROMPT, "--wrong", " w4", "--metric", "logit_diff"], []),
     ("--kinds zero", [*ABLATE, "--kinds", "resample"], PAIRS[:1]),
@@ -105,7 +105,6 @@ def test_the_way_out_that_a_refusal_offers_runs(
     [
         (["attribution"], SEVERAL),
         (["attribution"], NO_WRONG),
-        (["attribution"], {"corrupted_answer": " w5"}),
         (["attribution", "--prompt", "w1", "--answer", " w2 w3"], None),
         ([*PATCH, "--activations", "q"], UNEQUAL[0]),
         (PATCH, {"corrupted": "w1 w40 w3 w50 w4 w5"}),
