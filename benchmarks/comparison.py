@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headscope.base.user_input import expand_path, quote, read_text_file
+from headscope.base.input_files import read_text_file
+from headscope.base.user_input import expand_path, quote
 from headscope.bench.measuring import ALL_MEASURES, EXACT_STATISTICS, SAMPLED_STATISTICS
 from headscope.errors import BadInput, ResourceMissing
 

@@ -13,16 +13,9 @@ from typing import Any
 import numpy as np
 
 from headscope.base.heads import Head, format_unit, parse_head
+from headscope.base.input_files import read_json, read_text_file, read_yaml
 from headscope.base.model_identity import NO_DIGESTS, WeightDigests
-from headscope.base.user_input import (
-    check_path,
-    expand_path,
-    parse_index,
-    quote,
-    read_json,
-    read_text_file,
-    read_yaml,
-)
+from headscope.base.user_input import check_path, expand_path, parse_index, quote
 from headscope.errors import BadInput, ResourceMissing
 
 DUO_FILE = "full_attention_heads.tsv"

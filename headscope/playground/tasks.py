@@ -17,7 +17,7 @@ from torch import Tensor
 from headscope.attention.record import AttentionRecord
 from headscope.base.ablation_names import MEAN_OF_TEXT
 from headscope.base.heads import Head, format_head
-from headscope.base.user_input import read_yaml
+from headscope.base.input_files import read_yaml
 from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing

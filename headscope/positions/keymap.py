@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from headscope.base import user_input
+from headscope.base import input_files, user_input
 from headscope.errors import BadInput, ResourceMissing, did_you_mean
 from headscope.models.checkpoint import LoadedModel
 from headscope.positions.adapter_validation import validate_parameter
@@ -83,7 +83,7 @@ def _reduce_to_groups(tensor: Tensor, groups: int, key: str) -> Tensor:
 
 def _read_key_map(file: Path) -> KeyMap:
     try:
-        return KeyMap.model_validate(user_input.read_yaml(file, f"key map '{file}'"))
+        return KeyMap.model_validate(input_files.read_yaml(file, f"key map '{file}'"))
     except FileNotFoundError as error:
         raise ResourceMissing(f"no key map at '{file}'. Check keys=PATH") from error
     except ValidationError as error:

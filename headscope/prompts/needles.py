@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from headscope.base import user_input
+from headscope.base import input_files, user_input
 from headscope.errors import BadInput
 
 NeedleKind = Literal["literal", "indirect", "both"]
@@ -164,7 +164,7 @@ def read_needles(file: str | None, count: int, kind: NeedleKind = "literal") -> 
                 "with --file"
             )
         return [needle for needles in sets for needle in needles[:count]]
-    lines = user_input.read_json_lines(file, "needle file")
+    lines = input_files.read_json_lines(file, "needle file")
     needles = [_parse_needle(value, location, number) for number, (location, value) in enumerate(lines, start=1)]
     if not needles:
         raise BadInput(f"'{file}' has no needle. Write one JSON object per line with {', '.join(_REQUIRED_FIELDS)}")

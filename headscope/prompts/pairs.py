@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headscope.base import user_input
+from headscope.base import input_files, user_input
 from headscope.errors import BadInput, did_you_mean
 from headscope.prompts.haystack import Ids, decode_tokens, tokenize_plain
 from headscope.prompts.special_tokens import leading_special_tokens
@@ -159,7 +159,7 @@ def read_prompt_pairs(file: str, *, needs_corrupted: bool = True) -> list[Prompt
     """
     pairs = [
         _parse_pair(content, location, needs_corrupted)
-        for location, content in user_input.read_json_lines(file, "file of prompt pairs")
+        for location, content in input_files.read_json_lines(file, "file of prompt pairs")
     ]
     if not pairs:
         raise BadInput(f"'{file}' has no prompt pair. Write JSON objects with the keys {', '.join(_REQUIRED_FIELDS)}")

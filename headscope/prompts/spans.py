@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from headscope.base import user_input
+from headscope.base import input_files, user_input
 from headscope.errors import BadInput, ResourceMissing, did_you_mean, first_line
 from headscope.prompts.hub_datasets import read_dataset_rows
 
@@ -96,7 +96,7 @@ def read_span_prompts(source: str) -> list[SpanPrompt]:
         prompts = [*_read_dataset(source.removeprefix("hf:"))]
     else:
         stem = Path(source).name.removesuffix(".jsonl")
-        lines = user_input.read_json_lines(source, "file of prompts with spans")
+        lines = input_files.read_json_lines(source, "file of prompts with spans")
         prompts = [
             parse_prompt(content, f"{stem}/{number}", location, Path(source).parent)
             for number, (location, content) in enumerate(lines, start=1)

@@ -11,7 +11,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headscope.base.heads import format_head, parse_head
-from headscope.base.user_input import quote, read_yaml
+from headscope.base.input_files import read_yaml
+from headscope.base.user_input import quote
 from headscope.errors import BadInput, CannotWrite, did_you_mean
 from headscope.results.collection import results_of_all_models
 from headscope.results.questions import questions

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from headscope.base.heads import Head, format_head
-from headscope.base.user_input import expand_path, parse_index, quote, read_json
+from headscope.base.input_files import read_json
+from headscope.base.user_input import expand_path, parse_index, quote
 from headscope.errors import BadInput, ResourceMissing
 from headscope.runs.aggregation import rows_at_longest_length
 from headscope.runs.run_tables import RunTables

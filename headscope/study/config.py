@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from headscope.base import plugins, user_input
+from headscope.base import input_files, plugins, user_input
 from headscope.base.model_spec import ModelSpec
 from headscope.errors import BadInput, BadOption, OptionError, OptionName
 from headscope.prompts.shakespeare import DEFAULT_SOURCE, expand_source
@@ -272,7 +272,7 @@ def read_study(file: Path | str | None, overrides: Mapping[str, Any]) -> Study:
     content: Any = {}
     if file is not None:
         try:
-            content = user_input.read_yaml(user_input.expand_path(file, "study file"), source_name)
+            content = input_files.read_yaml(user_input.expand_path(file, "study file"), source_name)
         except FileNotFoundError as error:
             raise BadInput(f"no {source_name}. Check the path") from error
         if not isinstance(content, dict):

@@ -25,7 +25,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from headscope.base import user_input
+from headscope.base import input_files, user_input
 from headscope.compat import lm_eval as compat
 from headscope.errors import (
     BadInput,
@@ -291,7 +291,7 @@ def _read_task_file(spec: str, trust_task_code: bool) -> tuple["Entry", dict[str
 
     functions = compat.FUNCTION_CONSTRUCTOR.resolve() if trust_task_code else lambda *_: refuse_function
     try:
-        user_input.check_yaml_size(path.read_text(encoding="utf-8"))
+        input_files.check_yaml_size(path.read_text(encoding="utf-8"))
         with compat.FUNCTION_CONSTRUCTOR.replacing(functions):
             entry = compat.TASK_INDEX.resolve().entry_from_path(path)
             config = compat.LOAD_YAML.resolve()(path, resolve_func=False)
