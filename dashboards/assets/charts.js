@@ -67,29 +67,41 @@
   };
 
   const plainText = (text) => (text ?? "").replace(/<[^>]*>/g, " ").replace(/\s+/g, " ").trim();
-  // One row per point: model or series, the head if points are heads, and the values under the titles of the axes.
+  const withoutSpaces = (text) => plainText(text).replaceAll(" ", "");  // labels are wrapped to different widths
+  // One row per point: its model and series, the head if points are heads, and the values under the titles of the axes.
   window.headscopeChartCsv = (plot) => {
     const layout = plot._fullLayout, meta = plot.layout.meta ?? {}, hasHeads = Boolean(meta.heads);
-    const axisTitle = (name, kind) => plainText(layout[kind + "axis" + name.slice(1)]?.title?.text) || plainText(layout[kind + "axis"]?.title?.text) || kind;
+    const titleOf = (item, kind) => (item?.title?.text === layout._dfltTitle[kind] ? "" : plainText(item?.title?.text));
+    const axisTitle = (name, kind) => titleOf(layout[kind + "axis" + name.slice(1)], kind) || titleOf(layout[kind + "axis"], kind) || kind;
     const traces = plot._fullData.filter((trace) => trace.visible === true && trace.hoverinfo !== "skip");
     const first = traces.find((trace) => trace.type === "heatmap") ?? traces[0] ?? {};
     const [x, y] = [plainText(meta.x) || axisTitle(first.xaxis ?? "x", "x"), plainText(meta.y) || axisTitle(first.yaxis ?? "y", "y")];
-    const isMatrix = first.type === "heatmap", value = plainText(meta.value) || plainText(first.colorbar?.title?.text) || "value";
+    const isMatrix = first.type === "heatmap", value = plainText(meta.value) || titleOf(first.colorbar, "colorbar") || "value";
+    const keepsX = !hasHeads || Boolean(meta.x), keepsY = !hasHeads || Boolean(meta.y);
     const headColumns = hasHeads ? ["layer", "head", "KV group"] : [];
-    const valueColumns = isMatrix ? (hasHeads ? [value] : [x, y, value]) : hasHeads && meta.value ? [x, value] : [x, y];
-    const rows = [["model", ...headColumns, ...valueColumns]];
+    const matrixCells = (xCell, yCell, number) => [...(keepsX ? [xCell] : []), ...(keepsY ? [yCell] : []), number];
+    const valueColumns = isMatrix ? matrixCells(x, y, value) : hasHeads && meta.value ? [x, value] : [x, y];
+    const rows = [["model", "series", ...headColumns, ...valueColumns]];
     const headCells = (point) => (hasHeads ? [0, 1, 2].map((index) => (point?.[index] < 0 ? "" : point?.[index])) : []);
+    const models = new Map((meta.models ?? []).map((label) => [withoutSpaces(label), plainText(label)]));
     for (const trace of traces) {
-      const name = /^trace \d+$/.test(trace.name) ? meta.model ?? "" : plainText(trace.name);
+      const name = /^trace \d+$/.test(trace.name) ? "" : plainText(trace.name), named = models.get(withoutSpaces(name));
+      const panelModel = typeof trace.meta === "string" ? trace.meta : plainText(meta.model);
+      const labels = named === undefined ? [panelModel, name === panelModel ? "" : name] : [named, ""];
       const raw = plot.data[trace.index] ?? trace;
       if (trace.type === "heatmap") {
         trace.z.forEach((line, i) => Array.from(line, (z, j) => {
           const point = trace.customdata?.[i]?.[j], number = meta.value_index === undefined ? z : point?.[meta.value_index];
-          rows.push([name, ...headCells(point), ...(hasHeads ? [number] : [trace.x[j], trace.y[i], number])]);
+          rows.push([...labels, ...headCells(point), ...matrixCells(trace.x[j], trace.y[i], number)]);
         }));
-      } else Array.from(trace.y ?? [], (number, i) => rows.push([name, ...headCells(trace.customdata?.[i] ?? raw.customdata?.[i]), trace.x[i], number]));
+      } else Array.from(trace.y ?? [], (number, i) => rows.push([...labels, ...headCells(trace.customdata?.[i] ?? raw.customdata?.[i]), trace.x[i], number]));
     }
-    const cell = (item) => (/[",\n]/.test(String(item ?? "")) ? `"${String(item).replaceAll('"', '""')}"` : item ?? "");
-    return rows.filter((row) => row.at(-1) !== undefined && row.at(-1) !== null && !Number.isNaN(row.at(-1))).map((row) => row.map(cell).join(",")).join("\n");
+    const filled = rows.filter((row) => row.at(-1) !== undefined && row.at(-1) !== null && !Number.isNaN(row.at(-1)));
+    const unused = [0, 1].filter((column) => filled.slice(1).every((row) => !row[column]));
+    const cell = (item) => {
+      const text = typeof item === "string" ? plainText(item) : item ?? "";
+      return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+    };
+    return filled.map((row) => row.filter((_, column) => !unused.includes(column)).map(cell).join(",")).join("\n");
   };
 })();

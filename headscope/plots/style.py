@@ -328,8 +328,9 @@ def declare_head_points(figure: go.Figure) -> go.Figure:
 def set_metadata(figure: go.Figure, **metadata: object) -> go.Figure:
     """Describe the numbers of the figure for the export as a table, and return the figure.
 
-    `value` names the numbers, `x` and `y` name the axes, `model` is the model of a figure without named traces, and
-    `value_index` is the position of the number in `customdata` if the colour shows a transformed value.
+    `value` names the numbers, `x` and `y` name the axes (of a matrix of heads those that are neither layer nor head),
+    `model` is the model of traces whose names are not models, and `value_index` is the position of the number in
+    `customdata` if the colour shows a transformed value.
     """
     figure.layout.meta = {**(figure.layout.meta or {}), **metadata}
     return figure

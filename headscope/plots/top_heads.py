@@ -62,7 +62,7 @@ def plot_unit_bars(
         showlegend=False,
     )
     figure.update_yaxes(autorange="reversed", title_text=None)
-    return style.set_metadata(figure, heads=True, model=style.escape_label(model), x="unit")
+    return style.set_metadata(figure, heads=True, model=style.escape_label(model), y="unit")
 
 
 def card_picture(figure: go.Figure) -> go.Figure:
