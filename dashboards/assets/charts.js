@@ -6,7 +6,7 @@
   String.prototype.trim = cleanFrame.contentWindow.String.prototype.trim;
   cleanFrame.remove();
 
-  const VIEW_MARGIN = "300px";
+  const VIEW_MARGIN = "300px", TITLE_LINE_HEIGHT = 20, TITLE_CHARACTER_WIDTH = 7.7;
   const pending = new Map();  // plot -> function that draws it
   const draw = (plot) => { pending.get(plot)?.(); pending.delete(plot); };
   const observer = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach(({ target, boundingClientRect }) => {
@@ -29,10 +29,33 @@
   Object.defineProperty(window, "Plotly", { configurable: true, get: () => library ?? loading, set: (loaded) => {
     library = loaded;
     const { react, Plots: { resize } } = loaded;
+    const withTopMargin = (plot, added) => {
+      plot.layout.margin = { ...plot.layout.margin, t: plot._fullLayout._size.t + added };
+      return react(plot, plot.data, plot.layout, plot._context);
+    };
+    const wrapTitle = (plot) => {
+      const { title } = plot.layout, room = Math.floor(plot.clientWidth / TITLE_CHARACTER_WIDTH), before = (title?.text ?? "").split("<br>");
+      if (before.every((line) => line.length <= room)) return null;
+      const lines = [];
+      for (const word of before.join(" ").split(" ")) {
+        if (lines.length && lines.at(-1).length + word.length < room) lines.push(`${lines.pop()} ${word}`);
+        else lines.push(word);
+      }
+      const added = TITLE_LINE_HEIGHT * (lines.length - before.length);
+      plot.layout.title = { ...title, text: lines.join("<br>"), pad: { ...title.pad, t: (title.pad?.t ?? 0) + added } };
+      return withTopMargin(plot, added);
+    };
+    const clearTitle = (plot) => {  // a legend has more rows in a narrow chart
+      const [title, legend] = [".g-gtitle", ".legend"].map((part) => plot.querySelector(part)?.getBoundingClientRect());
+      const overlap = title?.width && legend ? Math.ceil(title.bottom - legend.top) : 0;
+      return overlap > 0 ? withTopMargin(plot, overlap) : null;
+    };
     loaded.react = async (plot, ...figure) => {
       if (!plot._fullLayout && plot.isConnected) await inView(plot);
       if (!plot.isConnected) return plot;
       await react(plot, ...figure);
+      await wrapTitle(plot);
+      await clearTitle(plot);
       if (plot.layout.meta?.cell_links && !plot.openCell) {
         plot.openCell = ({ points: [{ pointNumber: [row, column], data }] }) => {
           const links = plot.layout.meta.cell_links[row], url = new URL(links[column] ?? links[0], location.href);

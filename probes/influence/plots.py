@@ -51,18 +51,16 @@ def plot_histogram(effects: Effects, marked_heads: Mapping[str, pd.Series] = Map
     low, high = min(edges[0], 0.0), max(edges[-1], 0.0)
     marked_units = [(label, unit) for label, head in marked_heads.items() for unit in unit_of_head(effects, head)]
     for row, (label, unit) in enumerate(marked_units):
-        side = "left" if unit["effect"] > (low + high) / 2 else "right"  # the side with more room for the label
-        figure.add_vline(
-            x=unit["effect"],
-            line={"color": style.HIGHLIGHT_COLOUR, "dash": "dash", "width": 1.5},
-            annotation={"text": f"{label}: {unit_name(unit)}, Δ {unit['effect']:+.2g}", "yshift": -16 * row},
-            annotation_position=f"top {side}",
-        )
+        line = {"color": style.HIGHLIGHT_COLOUR, "dash": "dash", "width": 1.5}
+        text = f"{label}: {unit_name(unit)}, Δ {unit['effect']:+.2g}"
+        place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom"}
+        figure.add_vline(x=unit["effect"], line=line)  # its label stands above the plot, whose axis it would hide
+        figure.add_annotation(text=text, showarrow=False, yshift=2 + 16 * row, font_size=12, **place)
     # Annotations would widen the axis.
     x = {"title_text": INFLUENCE, "range": [low - (high - low) / 40, high + (high - low) / 40]}
     shapes.label_axes(figure, x, {"title_text": nouns, **axes.log_axis([1, counts.max()])})
     style.set_metadata(figure, model=style.escape_label(effects.model))
-    return style.set_top_margin(figure.update_layout(bargap=0), 74)
+    return style.set_top_margin(figure.update_layout(bargap=0), 62 + 16 * len(marked_units))
 
 
 def plot_matrix(effects: Effects) -> go.Figure:
@@ -233,7 +231,7 @@ def plot_influence_by_band(sweeps: Sequence[Effects], wavelengths: BandWavelengt
     unit_name = "KV group %{customdata[2]}" if are_groups else "head %{customdata[1]}"
     subtitle = f"{bands.KIND_DESCRIPTIONS[order[0].partition(':')[0]]}: {describe_methods(units)}"
     layer_starts = places.reset_index().groupby("layer")["index"].first()
-    ticks = layer_starts.iloc[:: max(1, len(layer_starts) // 16)]
+    ticks = layer_starts.iloc[:: -(-len(layer_starts) // 16)]
     x = {"title_text": f"layer, {'KV groups' if are_groups else 'heads'} from left to right"}
     y = {"title_text": "pairs", "type": "category", "autorange": "reversed", "showgrid": False, "showline": False}
     figure = shapes.matrix(
