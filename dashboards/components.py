@@ -13,7 +13,7 @@ from dashboards.view_state import ViewState, describe_statistic
 from headscope.base.heads import Head
 from headscope.plots.colour_range import colorbar_space, colorbars
 from headscope.plots.head_scatter import has_head_points, highlight_heads
-from headscope.plots.style import GRAPH_CONFIG
+from headscope.plots.style import GRAPH_CONFIG, escape_label, set_metadata
 from headscope.rendering.blocks import (
     Block,
     Card,
@@ -65,7 +65,8 @@ def build_component(block: Block, view: ViewState, block_id: str) -> Any:
 def _chart_component(block: Chart, view: ViewState, block_id: str) -> html.Figure:
     figure, links = block.figure, [[view.resolve_link(link) for link in row] for row in block.cell_links]
     if links:
-        figure.update_layout(meta={**(figure.layout.meta or {}), "cell_links": links})
+        set_metadata(figure, cell_links=links)
+    set_metadata(figure, models=[escape_label(label, 200) for label in view.models])
     has_heads, has_points = has_head_points(figure), _has_selectable_points(figure)
     hint = _chart_hint(block, has_heads, has_points, has_heads and _has_matrix(figure))
     return build_chart(block, view.selected_heads, block_id, hint)

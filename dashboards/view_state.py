@@ -45,6 +45,8 @@ class ViewState:
 
     query: Query
     model: str
+    models: tuple[str, ...]
+    """All models of the run."""
     shown_models: tuple[str, ...]
     """Models that charts compare."""
     statistic_name: str
@@ -127,6 +129,7 @@ class ViewState:
         return cls(
             query={name: query[name] if name in ("run", "models", "sets") else values[name] for name in values},
             model=model,
+            models=tuple(run.models),
             shown_models=tuple(shown_models),
             statistic_name=statistic_name,
             baseline=baseline,

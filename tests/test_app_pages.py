@@ -312,6 +312,45 @@ def test_files_of_a_filtered_table_and_matrix_hold_the_filtered_heads_only(
         assert len(rows) == len(expected)
 
 
+CHARTS_AS_CSV = """() => [...document.querySelectorAll("main figure .js-plotly-plot")].map((plot) =>
+    [plot.layout.title.text, Boolean(plot.layout.meta?.heads), window.headscopeChartCsv(plot)])"""
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("causes", "influence"), ("patching", "patching"), ("example", "head/18.6")]
+)
+def test_columns_of_a_chart_as_csv_say_what_they_are(
+    name: str, path: str, serve: Callable[[Path], str], browse: Callable[..., Page]
+):
+    """Models are in `model`, other series in `series`; points that are heads keep layer and head."""
+    run = Run.open(shipped_path(name))
+    page = browse(f"{serve(run.path)}/{path}?run={run.name}", reload=True)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")  # draws all charts
+    page.wait_for_function(
+        "[...document.querySelectorAll('main figure .js-plotly-plot')].every((plot) => plot._fullLayout)"
+    )
+    charts = page.evaluate(CHARTS_AS_CSV)
+    assert len(charts) >= 3
+    for title, has_heads, text in charts:
+        rows = [*csv.DictReader(io.StringIO(text))]
+        assert not re.search("Click to enter|<br>", text), title
+        assert {row["model"] for row in rows if "model" in row} <= {*run.models, ""}, title
+        assert not {row["series"] for row in rows if "series" in row} & {*run.models}, title
+        assert all(row["layer"] and row["KV group"] for row in rows if has_heads), title
+    if name == "causes":
+        first = next(csv.DictReader(io.StringIO(charts[0][2])))
+        assert (first["model"], first["series"], first["layer"], first["head"]) == ("adarope", "one document", "1", "3")
+        (of_bands,) = {
+            frozenset(row)
+            for title, _, text in charts
+            if "band" in title and "Influence" in title
+            for row in csv.DictReader(io.StringIO(text))
+        }
+        assert of_bands == {"model", "layer", "head", "KV group", "pairs", "influence (nats/token)"}
+    if name == "patching":
+        assert {"layer", "head", "pair or group"} <= {*next(csv.DictReader(io.StringIO(charts[2][2])))}
+
+
 def test_the_page_of_a_head_shows_its_scores_over_training(serve: Callable[[Path], str], browse: Callable[..., Page]):
     seeds = shipped_path("from-scratch")
     heads = Run.open(seeds).heads.query("layer == 1 and head == 2")

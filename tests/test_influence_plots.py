@@ -80,8 +80,9 @@ def test_the_histogram_counts_every_unit_and_marks_the_kv_group_of_a_head(run: R
     assert any(shape.x0 == pytest.approx(unit["effect"]) for shape in figure.layout.shapes)
     assert figure.layout.annotations[-1].text.startswith("best head: L1 KV group 1, Δ ")
     assert figure.layout.title.text == "Influence: learned"
-    assert describe_change("freq", "init") in figure.layout.title.subtitle.text
-    assert describe_methods(frequency_units) in figure.layout.title.subtitle.text
+    subtitle = figure.layout.title.subtitle.text.replace("<br>", " ")
+    assert describe_change("freq", "init") in subtitle
+    assert describe_methods(frequency_units) in subtitle
 
 
 @pytest.mark.slow

@@ -348,6 +348,8 @@ def test_the_graph_has_the_strongest_paths_with_their_ends_and_effects(synthetic
     strongest = analysis.strongest_paths(effects, effects.units, view.MAX_EDGES)
     edges = {trace.name: trace for trace in figure.data if trace.mode == "lines" and trace.x[0] is not None}
     assert len(edges) == len(strongest) == 20
+    layers = strongest[["sender_layer", "receiver_layer"]].to_numpy().max()
+    assert max(figure.layout.xaxis.tickvals) <= layers, "the logits are at no layer"
     widths = []
     for _, path in strongest.iterrows():
         edge = edges[view.path_name(path)]

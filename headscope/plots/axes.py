@@ -86,6 +86,8 @@ class CountAxis:
                 ticks["ticktext"] = ["0", *map(format_tick, ticks["tickvals"][1:])]
             self.settings = ticks
             ends = np.log10(ends)
+        elif steps.nunique() == 1:
+            self.settings = {"tickvals": [steps.iloc[0]], "ticktext": [format_tick(steps.iloc[0])]}
         margin = 0.03 * (ends[1] - ends[0] or 1)
         self.range = [float(ends[0] - margin), float(ends[1] + margin)]
 

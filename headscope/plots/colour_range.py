@@ -20,6 +20,8 @@ MAX_MARKS = 24
 """Cells with a mark; the largest values."""
 MAX_COLUMNS = 6
 """Columns of a matrix up to which a cell has room for a number, also on a narrow screen."""
+MAX_ARROW_COLUMNS = 32
+"""Columns of a matrix up to which a cell has room for an arrow."""
 
 
 def symmetric_limit(values: npt.ArrayLike, minimum: float = 0.0) -> float:
@@ -30,8 +32,24 @@ def symmetric_limit(values: npt.ArrayLike, minimum: float = 0.0) -> float:
     return max(limit, minimum) or 0.01
 
 
+def signed_format(values: npt.ArrayLike, limit: float) -> Callable[[float], str]:
+    """Format with two significant digits, or with as many as tell the extremes of the values from the limit and keep
+    them from being rounded to the next power of ten: 0.999 is not 1."""
+    numbers = np.asarray(values, dtype=np.float64)
+    numbers = numbers[np.isfinite(numbers)]
+    extremes = {abs(float(end)) for end in ((numbers.min(), numbers.max()) if len(numbers) else ())}
+    ends = {limit, *(end for end in extremes if is_clipped(end, limit))}
+
+    def is_precise(digits: int) -> bool:
+        rounded = {end: float(f"{end:.{digits}g}") for end in ends}
+        keeps_power = all(math.floor(math.log10(end)) == math.floor(math.log10(rounded[end])) for end in ends)
+        return keeps_power and [*rounded.values()].count(rounded[limit]) == 1
+
+    return f"{{:+.{next((digits for digits in range(2, 6) if is_precise(digits)), 6)}g}}".format
+
+
 def symmetric_colorbar(
-    values: npt.ArrayLike, limit: float, format_value: Callable[[float], str] = "{:+.2g}".format
+    values: npt.ArrayLike, limit: float, format_value: Callable[[float], str] | None = None
 ) -> dict[str, Any]:
     """Plotly settings of a colour bar from -limit to limit; an end beyond which values lie states their extreme."""
     numbers = np.asarray(values, dtype=np.float64)
@@ -39,6 +57,7 @@ def symmetric_colorbar(
     low, high = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
     if not is_clipped(low, limit) and not is_clipped(high, limit):
         return {}
+    format_value = format_value or signed_format(numbers, limit)
     ticks = [-limit, -limit / 2, 0.0, limit / 2, limit]
     texts = [format_value(tick) if tick else format_value(0.0).lstrip("+") for tick in ticks]
     if is_clipped(low, limit) and low < 0:
@@ -61,12 +80,16 @@ def mark_clipped_cells(
     figure: go.Figure,
     grid: npt.NDArray[np.float64],
     limit: float,
-    format_value: Callable[[float], str] = "{:+.2g}".format,
+    format_value: Callable[[float], str] | None = None,
 ) -> go.Figure:
     """Write the values beyond the colour scale into the cells of the figure's one matrix, and return the figure.
 
-    A matrix with many columns has only room for an arrow: up for a value above the scale, down for one below.
+    A matrix with many columns has only room for an arrow: up for a value above the scale, down for one below. One with
+    more columns than that has no marks.
     """
+    if grid.shape[1] > MAX_ARROW_COLUMNS:
+        return figure
+    format_value = format_value or signed_format(grid[np.isfinite(grid)], limit)
     x, y = figure.data[0].x, figure.data[0].y
     rows, columns = np.nonzero(np.abs(np.nan_to_num(grid)) > limit * (1 + 1e-9))
     largest = np.argsort(-np.abs(grid[rows, columns]), kind="stable")[:MAX_MARKS]

@@ -75,9 +75,7 @@ class Draft:
 
     def set_top_margin(self, space: int = 46) -> "Draft":
         """Set the space above the plot in px, plus the height of further title lines."""
-        self.layout["margin"] = self.layout.get("margin", {}) | {
-            "t": style.top_margin(space, self.layout["title"]["text"])
-        }
+        self.layout["margin"] = self.layout.get("margin", {}) | {"t": style.top_margin(space, self.layout["title"])}
         return self
 
     def fit_legend(self) -> "Draft":

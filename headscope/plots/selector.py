@@ -77,7 +77,7 @@ def remove_menu(figure: go.Figure) -> go.Figure:
 def _space_above_plot(figure: go.Figure) -> int:
     """Height in px of what a figure has between its plot and its title: the headings of panels, or a legend."""
     if figure.layout.showlegend:
-        return int(figure.layout.margin.t) - style.top_margin(38, figure.layout.title.text or "")
+        return int(figure.layout.margin.t) - style.top_margin(38, figure.layout.title.to_plotly_json())
     return 30 if any(annotation.yref == "paper" for annotation in figure.layout.annotations) else 8
 
 

@@ -50,8 +50,9 @@ CATEGORY_PALETTE = ("#6A5ACD", "#C2185B", "#5F8A00", "#00838F", "#8B5A2B", "#957
 name models."""
 HIGHLIGHT_COLOUR = "#C2185B"
 """Colour of the one element that a figure emphasises."""
-TITLE_WIDTH, SUBTITLE_WIDTH, TITLE_LINE_HEIGHT = 60, 80, 20
-"""Characters per line of a title and of a subtitle, and height in px of each title line after the first."""
+TITLE_WIDTH, SUBTITLE_WIDTH, TITLE_LINE_HEIGHT, SUBTITLE_LINE_HEIGHT = 60, 56, 20, 16
+"""Characters per line of a title, in a chart of half the page width, and of a subtitle, in the narrowest one of 360
+px; height in px of each further line of either. The app wraps titles again in narrower charts."""
 LEVEL_LABEL_CHARACTERS, UPRIGHT_LABELS, SLANTED_SHARE = 28, 48, 0.4
 """Characters of tick labels that have room side by side, upright labels that have room below a chart, and the share of
 these up to which labels are slanted."""
@@ -229,20 +230,21 @@ def title_settings(title: str) -> dict[str, Any]:
 
 
 def title_with_subtitle(text: str, subtitle: str) -> dict[str, object]:
-    """Plotly settings of a title with a smaller text below it, which is escaped and wrapped."""
+    """Plotly settings of a title with a smaller text below it; the title is plotly text. Both are wrapped."""
     font = {"size": 12, "color": TEXT_COLOUR}
-    return {"text": text, "subtitle": {"text": escape_label(subtitle, SUBTITLE_WIDTH), "font": font}}
+    return title_settings(text) | {"subtitle": {"text": escape_label(subtitle, SUBTITLE_WIDTH), "font": font}}
 
 
 def set_top_margin(figure: go.Figure, space: int = 46) -> go.Figure:
     """Set the space above the plot in px, plus the height of further title lines, and return the figure."""
-    figure.layout.margin.t = top_margin(space, figure.layout.title.text or "")
+    figure.layout.margin.t = top_margin(space, figure.layout.title.to_plotly_json())
     return figure
 
 
-def top_margin(space: int, title: str) -> int:
-    """The top margin in px that leaves this space above the plot, besides further title lines."""
-    return space + TITLE_LINE_HEIGHT * title.count("<br>")
+def top_margin(space: int, title: Mapping[str, Any]) -> int:
+    """The top margin in px that leaves this space above the plot, besides further lines of title and subtitle."""
+    lines, further_lines = (item.get("text", "").count("<br>") for item in (title, title.get("subtitle", {})))
+    return int(space + TITLE_LINE_HEIGHT * lines + SUBTITLE_LINE_HEIGHT * further_lines)
 
 
 def panel_figure(title: str, panel_titles: Sequence[str], columns: int = 3, height: int = 330) -> go.Figure:
@@ -328,8 +330,9 @@ def declare_head_points(figure: go.Figure) -> go.Figure:
 def set_metadata(figure: go.Figure, **metadata: object) -> go.Figure:
     """Describe the numbers of the figure for the export as a table, and return the figure.
 
-    `value` names the numbers, `x` and `y` name the axes, `model` is the model of a figure without named traces, and
-    `value_index` is the position of the number in `customdata` if the colour shows a transformed value.
+    `value` names the numbers, `x` and `y` name the axes (of a matrix of heads those that are neither layer nor head),
+    `model` is the model of traces whose names are not models, and `value_index` is the position of the number in
+    `customdata` if the colour shows a transformed value.
     """
     figure.layout.meta = {**(figure.layout.meta or {}), **metadata}
     return figure
@@ -410,7 +413,7 @@ def legend_settings(traces: Sequence[Settings], layout: Settings) -> Settings:
     names = [trace["name"] for trace in traces if trace.get("name") and trace.get("showlegend") is not False]
     has_panels = layout.get("legend", {}).get("yref") == "container"
     rows = max(1, math.ceil(sum(len(name) + 7 for name in names) / (110 if has_panels else 58)))
-    top = top_margin((74 if has_panels else 46) + 24 * rows, layout["title"]["text"])
+    top = top_margin((74 if has_panels else 46) + 24 * rows, layout["title"])
     return {"showlegend": True, "height": layout["height"] + 24 * (rows - 1), "margin": {**layout["margin"], "t": top}}
 
 

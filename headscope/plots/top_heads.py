@@ -41,20 +41,34 @@ def plot_top_heads(heads: pd.DataFrame, statistic_name: str, top: pd.DataFrame, 
         )
     if threshold is not None:
         figure.add_hline(y=threshold, line=style.REFERENCE_LINE)
+    figure.update_xaxes(tickfont_size=10)  # labels stay apart on a phone
     figure.update_yaxes(title_text=stat.label)
     figure = hide_long_legend(figure)
     return style.set_metadata(figure if figure.layout.showlegend is False else style.fit_legend(figure), heads=True)
 
 
 def plot_unit_bars(
-    title: str, names: Sequence[str], values: Sequence[float], heads: Sequence[Sequence[int]], hover: str, model: str
+    title: str,
+    names: Sequence[str],
+    values: Sequence[float],
+    heads: Sequence[Sequence[int]],
+    hover: str,
+    model: str,
+    intervals: Sequence[tuple[float, float]] = (),
 ) -> go.Figure:
-    """Horizontal bars of signed values of units, (layer, head, kv_group) each: red above zero, blue below."""
+    """Horizontal bars of signed values of units, (layer, head, kv_group) each: red above zero, blue below.
+
+    `intervals` are the ends of the error bars; a unit whose ends are not finite has none.
+    """
     figure = fit_to_card(style.new_figure(title))
+    ends = np.array(intervals, np.float64).reshape(-1, 2)
+    ends[~np.isfinite(ends).all(axis=1)] = np.nan
+    error_bars = style.error_bars(values, *ends.T) if np.isfinite(ends).any() else None
     figure.add_bar(
         x=values,
         y=names,
         orientation="h",
+        error_x=error_bars,
         marker_color=[RISE_COLOUR if value > 0 else FALL_COLOUR for value in values],
         customdata=[list(head) for head in heads],
         hovertemplate=f"%{{y}}: {hover}<extra></extra>",
@@ -62,7 +76,7 @@ def plot_unit_bars(
         showlegend=False,
     )
     figure.update_yaxes(autorange="reversed", title_text=None)
-    return style.set_metadata(figure, heads=True, model=style.escape_label(model), x="unit")
+    return style.set_metadata(figure, heads=True, model=style.escape_label(model), y="unit")
 
 
 def card_picture(figure: go.Figure) -> go.Figure:

@@ -51,17 +51,16 @@ def plot_histogram(effects: Effects, marked_heads: Mapping[str, pd.Series] = Map
     low, high = min(edges[0], 0.0), max(edges[-1], 0.0)
     marked_units = [(label, unit) for label, head in marked_heads.items() for unit in unit_of_head(effects, head)]
     for row, (label, unit) in enumerate(marked_units):
-        side = "left" if unit["effect"] > (low + high) / 2 else "right"  # the side with more room for the label
-        figure.add_vline(
-            x=unit["effect"],
-            line={"color": style.HIGHLIGHT_COLOUR, "dash": "dash", "width": 1.5},
-            annotation={"text": f"{label}: {unit_name(unit)}, Δ {unit['effect']:+.2g}", "yshift": -16 * row},
-            annotation_position=f"top {side}",
-        )
+        line = {"color": style.HIGHLIGHT_COLOUR, "dash": "dash", "width": 1.5}
+        text = f"{label}: {unit_name(unit)}, Δ {unit['effect']:+.2g}"
+        place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom"}
+        figure.add_vline(x=unit["effect"], line=line)  # its label stands above the plot, whose axis it would hide
+        figure.add_annotation(text=text, showarrow=False, yshift=2 + 16 * row, font_size=12, **place)
     # Annotations would widen the axis.
     x = {"title_text": INFLUENCE, "range": [low - (high - low) / 40, high + (high - low) / 40]}
     shapes.label_axes(figure, x, {"title_text": nouns, **axes.log_axis([1, counts.max()])})
-    return style.set_top_margin(figure.update_layout(bargap=0), 74)
+    style.set_metadata(figure, model=style.escape_label(effects.model))
+    return style.set_top_margin(figure.update_layout(bargap=0), 62 + 16 * len(marked_units))
 
 
 def plot_matrix(effects: Effects) -> go.Figure:
@@ -85,17 +84,18 @@ def plot_forest(effects: Effects) -> go.Figure:
     title = _sweep_title(effects, f", top {unit_nouns(effects.units)}")
     figure = style.new_figure(title, 120 + 22 * max(len(order), 4))
     dots = [
-        (change, row, style.escape_label(sample))
+        (change, row, style.escape_label(sample), unit[["layer", "head", "kv_group"]].tolist())
         for row, unit in order.iterrows()
         for sample, change in effects.by_sample(unit).items()
     ]
-    changes, rows_of_dots, samples = zip(*dots, strict=True)
+    changes, rows_of_dots, samples, heads = zip(*dots, strict=True)
     figure.add_scatter(
         x=changes,
         y=rows_of_dots,
         mode="markers",
         marker={"color": style.TEXT_COLOUR, "size": 4, "opacity": 0.7},
         text=samples,
+        customdata=heads,
         hovertemplate="%{text}: Δ %{x:+.2g} nats/token<extra></extra>",
         name=f"one {TEXT_NOUNS[effects.key['objective']]}",
     )
@@ -127,6 +127,7 @@ def plot_forest(effects: Effects) -> go.Figure:
         style.declare_head_points(style.set_top_margin(figure.update_layout(showlegend=True), 92)),
         x="influence (nats/token)",
         value="rank",
+        model=style.escape_label(effects.model),
     )
 
 
@@ -149,7 +150,8 @@ def plot_against_statistic(effects: Effects, heads: pd.DataFrame, column: str, l
     if points.empty:
         return style.empty_figure(f"Influence against {label}", f"no {unit_noun(units)} has both values")
     title, hover = _sweep_title(effects, f" against {label}"), f"{label} %{{x:.3g}}<br>Δ %{{y:+.3g}} nats/token"
-    return shapes.head_points(title, points, ("x", "effect"), hover, label, INFLUENCE, level=0, top_margin=62)
+    figure = shapes.head_points(title, points, ("x", "effect"), hover, label, INFLUENCE, level=0, top_margin=62)
+    return style.set_metadata(figure, model=style.escape_label(effects.model))
 
 
 def plot_cumulative_effect(sets: pd.DataFrame) -> go.Figure:
@@ -229,7 +231,7 @@ def plot_influence_by_band(sweeps: Sequence[Effects], wavelengths: BandWavelengt
     unit_name = "KV group %{customdata[2]}" if are_groups else "head %{customdata[1]}"
     subtitle = f"{bands.KIND_DESCRIPTIONS[order[0].partition(':')[0]]}: {describe_methods(units)}"
     layer_starts = places.reset_index().groupby("layer")["index"].first()
-    ticks = layer_starts.iloc[:: max(1, len(layer_starts) // 16)]
+    ticks = layer_starts.iloc[:: -(-len(layer_starts) // 16)]
     x = {"title_text": f"layer, {'KV groups' if are_groups else 'heads'} from left to right"}
     y = {"title_text": "pairs", "type": "category", "autorange": "reversed", "showgrid": False, "showline": False}
     figure = shapes.matrix(
@@ -245,7 +247,8 @@ def plot_influence_by_band(sweeps: Sequence[Effects], wavelengths: BandWavelengt
         **signed_colours(limit, "nats/token", grid),
     )
     style.declare_head_points(mark_clipped_cells(figure, grid, limit))
-    return style.set_metadata(figure, value="influence (nats/token)", model=style.escape_label(sweeps[0].model))
+    model = style.escape_label(sweeps[0].model)
+    return style.set_metadata(figure, value="influence (nats/token)", y="pairs", model=model)
 
 
 def plot_joint_effects_by_band(sets: pd.DataFrame, wavelengths: BandWavelengths = NO_WAVELENGTHS) -> go.Figure:
@@ -257,7 +260,8 @@ def plot_joint_effects_by_band(sets: pd.DataFrame, wavelengths: BandWavelengths 
     band_effects = sets[bands.band_mask(sets["intervention"])] if "intervention" in sets else sets
     if reason := style.missing_data_reason(band_effects, "intervention", "effect"):
         return style.empty_figure(title, reason)
-    title = f"{title}: {style.escape_label(band_effects['model'].iloc[0])}"
+    model = style.escape_label(band_effects["model"].iloc[0])
+    title = f"{title}: {model}"
     table = band_effects.rename(columns={"effect": "y"}).set_index("intervention")[["y", "low", "high"]]
     labels = {
         component: _narrow_band_axis_label(component, wavelengths)
@@ -273,7 +277,7 @@ def plot_joint_effects_by_band(sets: pd.DataFrame, wavelengths: BandWavelengths 
     x = {**order, "title_text": "pairs with their wavelengths (tokens)" if wavelengths else "pairs"}
     hover = f"pairs %{{x}}, {shapes.NAME}<br>Δ %{{y:+.3g}} nats/token<extra></extra>"
     figure = shapes.bars(title, series, hover, x, LOSS_RISE, barmode="group")
-    return figure.update_layout(bargap=0.25)
+    return style.set_metadata(figure.update_layout(bargap=0.25), model=model)
 
 
 def _band_axis_label(component: str, wavelengths: BandWavelengths) -> str:

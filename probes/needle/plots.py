@@ -54,7 +54,7 @@ def plot_success_by_length(needles: pd.DataFrame, mode: str = "strict") -> go.Fi
     for label, model_style in style.model_styles(trials).items():
         success = success_rates(trials[trials["model"] == label], ["context_length"]).rename(columns={"share": "mean"})
         curves[model_style] = success[["mean", "low", "high"]].assign(text=success["mean"].map(format_percent))
-    axis = {"title_text": "context length (tokens)", "tickformat": ","}
+    axis = shapes.length_axis(trials["context_length"])
     return shapes.bands(title, curves, "%{x:,} tokens: %{text} of trials", axis, SHARE_AXIS)
 
 

@@ -69,9 +69,11 @@ def plot_parts(effects: Effects, parts: Sequence[Effects], name: str) -> go.Figu
         text=marks,
         texttemplate="%{text}",
         hovertext=hover,
+        customdata=[[[layer, head, kv_group]] * len(names) for layer, kv_group, head in top.index],
         **signed_colours(limit, "effect"),
     )
-    return style.set_metadata(figure, value="effect", x=noun)
+    model = style.escape_label(effects.model)
+    return style.set_metadata(figure, value="effect", x=noun, heads=True, model=model)
 
 
 def plot_agreement(effects: Effects) -> go.Figure:

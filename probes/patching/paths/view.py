@@ -85,7 +85,9 @@ def plot_graph(effects: Effects) -> go.Figure:
         hovertemplate="%{text}<extra></extra>",
         showlegend=False,
     )
-    figure.update_xaxes(title_text="layer", showgrid=False)
+    last = int(nodes["layer"].max())  # the ends of paths that are no head are right of it, at no layer
+    layers = [*range(0, last + 1, max(1, last // 6))]
+    figure.update_xaxes(title_text="layer", showgrid=False, tickvals=layers)
     figure.update_yaxes(title_text="head", showgrid=False)
     return style.set_metadata(style.set_top_margin(figure, 90), value="effect")
 
