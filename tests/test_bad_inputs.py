@@ -237,6 +237,7 @@ STUDIES = [
     (("study.yaml", "YAML tag"), "seed: 2020-13-45\nmeasure: {}"),
     (("study.yaml", "nested"), "measure: " + "[" * 3000),
     ((r"'a\u2028b'", "control character"), 'models: {"a\\u2028b": smollm2-135m}\nmeasure: {}'),
+    (("models", "empty"), 'models: {"": smollm2-135m}\nmeasure: {}'),
     ((r"'a\nb'", "control character"), 'models: {"a\\nb": smollm2-135m}\nmeasure: {}'),
     ((r"'x\x00y'", "control character"), 'models: {a: "x\\0y"}\nmeasure: {}'),
     ((r"'file:\x00'", "control character"), 'texts: {source: "file:\\0"}\nmeasure: {}'),

@@ -549,3 +549,20 @@ def test_blocks_of_rows_cover_each_visible_pair_once(window: int | None) -> None
         assert visible_mask.numel() <= kernel.ROWS_PER_BLOCK * 1000
     assert torch.equal(count.bool(), causal(600, 1000, window))
     assert count.max() == 1
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        (lambda z, call: z * float("nan"), "not finite"),
+        (lambda z, call: z[:, :1], "shape"),
+        (lambda z, call: z.double(), "dtype"),
+        (lambda z, call: None, "tensor"),
+    ],
+)
+def test_an_edit_of_head_outputs_that_does_not_fit_is_refused(edit: Any, named: str) -> None:
+    model = tiny("llama-gqa")
+    with torch.no_grad(), capturing(model) as layers:
+        layers.edit_output(1, edit)
+        with refuses(BadInput, "layer 1", "z", named):
+            model.module(IDS[:1], use_cache=False)

@@ -157,6 +157,8 @@ def test_a_column_of_a_wide_csv_is_read_and_others_are_refused(tmp_path: Path) -
         ("h.yaml", "[]", ("no heads",)),
         ("h.csv", "layer,head,score,score\n0,0,1,2\n", ("'score'", "two columns")),
         ("h.csv", "layer,score\n0,1\n", ("'head'", "layer", "head")),
+        ("h.csv", "layer,head,score\n0,1,0,5\n", ("row 1", "more values", "points")),
+        ("h.yaml", "heads: [L0H1]\nwieghts: [2]", ("'wieghts'", "weights")),
         ("h.npy", "", ("h.npy",)),
     ],
 )

@@ -194,6 +194,14 @@ def test_bad_input_is_refused(model: Model, arguments: Any, named: str) -> None:
 
 
 @pytest.mark.parametrize("context", [hs.steered, hs.ablated])
+@pytest.mark.parametrize("weights", ["other", None])
+def test_another_word_for_the_accepted_weights_is_refused(model: Model, context: Any, weights: Any) -> None:
+    others = {"span": SPAN} if context is hs.steered else {}
+    with refuses(BadInput, f"weights={weights!r}", "same", "any"), context(model, "L0H1", weights=weights, **others):
+        pass
+
+
+@pytest.mark.parametrize("context", [hs.steered, hs.ablated])
 @pytest.mark.parametrize("heads", [None, 3, np.float32(1.1), {"L0H1": 1}, [1.5], [(0, 1.5)], [(0, 1, 2)], [[[0, 1]]]])
 def test_values_that_name_no_heads_are_refused(model: Model, context: Any, heads: Any) -> None:
     others = {"span": SPAN} if context is hs.steered else {}

@@ -19,6 +19,7 @@ from support.small_runs import CELLS, CONFIG, contents, interrupted, rows, study
 from support.synthetic_runs import synthetic_run
 
 from benchmarks.synthetic_run import synthetic_manifest
+from headscope.base.user_input import check_path
 from headscope.errors import BadInput, BadRun, CannotWrite
 from headscope.results.collection import all_results
 from headscope.run import Run
@@ -235,6 +236,15 @@ def test_an_unfinished_run_is_continued_only_with_resume(tmp_path):
     with RunWriter.open(tmp_path, "test", CONFIG, resume=True) as writer:
         assert [writer.is_done(cell) for cell in CELLS] == [True, True, False, False]
     assert study(tmp_path, resume=True).models == ["base"]
+
+
+def test_a_file_of_another_work_item_is_damaged(tmp_path):
+    partial = interrupted(tmp_path)
+    first, second = sorted((partial / "cells").iterdir())
+    first.write_bytes(second.read_bytes())
+    resumed = RunWriter.open(tmp_path, "test", CONFIG, resume=True)
+    with resumed as writer, refuses(BadRun, first, "another work item", "--resume"):
+        [writer.is_done(cell) for cell in CELLS]
 
 
 def test_a_run_killed_before_its_first_cell_is_started_again_without_resume(tmp_path):
@@ -461,6 +471,14 @@ def test_validate_names_a_model_of_a_table_that_the_manifest_lacks(tmp_path):
     problems = validate(Run.open(run.path))
     assert [problem for problem in problems if problem.startswith("nll: run.json has no model")]
     assert len(problems) == len(run.tables)
+
+
+def test_a_tilde_in_a_path_is_the_home_folder(tmp_path, monkeypatch):
+    run = study(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Run.open(f"~/{run.path.name}").path == run.path
+    with refuses(BadInput, "out", "''"):
+        check_path("", "out")
 
 
 def test_a_link_to_itself_is_no_run(tmp_path):

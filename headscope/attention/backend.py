@@ -55,7 +55,7 @@ def check_edited(
     name = getattr(edit, "__name__", type(edit).__name__)
     problem = f"edit '{name}' of layer {layer}"
     if not isinstance(after, Sequence) or len(after) != len(before):
-        raise BadInput(f"{problem} must return {len(before)} tensors. Return (q, k, v)")
+        raise BadInput(f"{problem} must return {len(before)} tensors. Return ({', '.join(names)})")
     for symbol, old, new in zip(names, before, after, strict=True):
         if not isinstance(new, Tensor):
             raise BadInput(f"{problem} returns a {type(new).__name__} for {symbol}. Return a tensor")

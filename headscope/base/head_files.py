@@ -21,6 +21,7 @@ from headscope.errors import BadInput, ResourceMissing
 DUO_FILE = "full_attention_heads.tsv"
 ORIGIN_FILE = "headscope.json"
 """The file that says where exported scores come from: in their folder, or beside them with their name before it."""
+HEAD_SET_KEYS = ("heads", "weights", "source", "model_digests", "model_digest")
 MAX_INDEX = 2**15
 """Numbers of layers and heads are stored in 16 bits."""
 FORMS = "Use a head set, a list of heads such as [L18H6, 18-7], or scores that headscope export can write"
@@ -143,7 +144,9 @@ def _read_mapping(content: Mapping[Any, Any], name: str) -> HeadFile:
 
 
 def _read_head_set(content: Mapping[str, Any]) -> HeadFile:
-    """A head set that `HeadSet.write` wrote."""
+    """A head set that `HeadSet.write` wrote. Raises ValueError for another key: its values would count for nothing."""
+    if unknown := [key for key in content if key not in HEAD_SET_KEYS]:
+        raise ValueError(f"unknown key {quote(unknown[0])}. Use: {', '.join(HEAD_SET_KEYS)}")
     heads = [_parse_entry(entry)[0] for entry in _list(content["heads"])]
     weights = [*map(_number, _list(content["weights"]))] if content.get("weights") else [None] * len(heads)
     if len(weights) != len(heads):
@@ -216,6 +219,11 @@ def _read_csv(file: Path, text: str, column: str | None) -> HeadFile:
     if repeated := [name for name in columns if list(columns).count(name) > 1]:
         raise BadInput(f"heads '{file}' have two columns {quote(repeated[0])}. Keep one")
     name, lines = _score_column(columns, file, column), [*reader]
+    if long := next((line for line in lines if None in line), None):
+        raise BadInput(
+            f"heads '{file}': row {lines.index(long) + 1} has more values than the header has columns. Separate values "
+            "by commas and decimals by points"
+        )
     try:
         heads = [(int(line["layer"]), int(line["head"])) for line in lines]
         rows = [(*head, None if name is None else _number(line[name])) for head, line in zip(heads, lines, strict=True)]

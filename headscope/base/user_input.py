@@ -16,10 +16,13 @@ MAX_QUOTED = 120
 
 
 def check_path(value: object, argument_name: str) -> Path:
-    """The path. Raises BadInput, naming it `argument_name`, for a value that is neither text nor a path."""
-    if not isinstance(value, str | Path):
+    """The path, with "~" expanded.
+
+    Raises BadInput, naming it `argument_name`, for an empty text and for a value that is neither text nor a path.
+    """
+    if not isinstance(value, str | Path) or value == "":
         raise BadInput(f"{argument_name} is {quote(value)}, not a path. Give a text or a Path")
-    return Path(value)
+    return Path(os.path.expanduser(value))
 
 
 def check_flag(value: object, argument_name: str) -> bool:

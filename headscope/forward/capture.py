@@ -90,11 +90,17 @@ class CapturedLayers:
         """Replace the head outputs z of one layer before its o_proj until the capture ends.
 
         `edit(z, call)` returns z, [B, H, Lq, dv]; `call` is the AttentionCall with the q, k and v that z comes
-        from, the `positions` of the queries and, in `variant`, the layer's `scaling`, `window` and `softcap`.
+        from, the `positions` of the queries and, in `variant`, the layer's `scaling`, `window` and `softcap`. The
+        pass raises BadInput as for `edit_qkv`.
         """
         module = self._module(layer)
         self._record_editing()
-        self._exit_stack.enter_context(backend.editing_output(module, edit))
+        number = self._model.geometry.layer_numbers[layer]
+
+        def checked(z: Tensor, call: backend.AttentionCall) -> Tensor:
+            return backend.check_edited(edit, number, (z,), (edit(z, call),), ("z",))[0]
+
+        self._exit_stack.enter_context(backend.editing_output(module, checked))
 
     def edit(self, edit: LayerEdit) -> None:
         """Let an edit of heads of one layer act until the capture ends, together with all others that act on it."""

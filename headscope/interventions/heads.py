@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Number
 from operator import index
-from typing import Any
+from typing import Any, get_args
 
 from headscope.attention.geometry import Geometry
 from headscope.base.head_set import HeadSet
@@ -102,7 +102,9 @@ def describe_heads(model: Model, heads: Sequence[LayerHead]) -> str:
 
 
 def refuse_other_head_set(model: Model, heads: Heads, weights: AcceptedWeights) -> None:
-    """Raise BadInput for a HeadSet that was measured on other weights, unless `weights` is "any"."""
+    """Raise BadInput for a HeadSet of other weights, unless `weights` is "any", and for another word than these."""
+    if weights not in get_args(AcceptedWeights):
+        raise BadInput(f"weights={quote(weights)} is unknown. Use one of: {', '.join(get_args(AcceptedWeights))}")
     if isinstance(heads, HeadSet) and heads.model_digests:
         refuse_other_weights("this head set", heads.model_digests, model.identity, model.name, weights)
 

@@ -26,6 +26,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from headscope.base import user_input
 from headscope.errors import BadInput, CannotWrite
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.rendering import assembly, run_results
@@ -63,7 +64,7 @@ def write_report(runs: Sequence[Run], out: Path | str) -> Path:
     """
     if not runs:
         raise BadInput("a report needs at least one run. Name a run directory")
-    out = Path(out)
+    out = user_input.check_path(out, "out")
     check_report_file(out)
     for run in runs:
         run.check()  # before drawing, and also the tables that no chart uses

@@ -1,9 +1,9 @@
 """Writes a run job by job and commits it by one rename.
 
 An unfinished run is OUT/.<slug>-<hash8>.partial/ with a lock, a draft of run.json and one file per finished job. The
-first line of that file holds the sha256 of a JSON header, a space, and that header: key "inputs" has the digests of
-inputs that no earlier job recorded, "tables" the length in bytes and the sha256 of each table, "versions" those of the
-libraries. The tables follow as Arrow streams.
+first line of that file holds the sha256 of a JSON header, a space, and that header: key "job" names the job, "inputs"
+has the digests of inputs that no earlier job recorded, "tables" the length in bytes and the sha256 of each table,
+"versions" those of the libraries. The tables follow as Arrow streams.
 
 Every step is a rename, so a kill at any moment leaves either the state before or the state after.
 """
@@ -34,7 +34,7 @@ from headscope.runs import arrow
 from headscope.runs.arrow import Rows, to_arrow
 from headscope.runs.columns import FORMAT_VERSION, Table, all_tables
 from headscope.runs.io import fsync, read_json, sha256, write_json
-from headscope.runs.job_files import StoredTable, data_digest, read_header, read_tables
+from headscope.runs.job_files import StoredTable, data_digest, read_header, read_tables, repair_advice
 from headscope.runs.manifest import write_manifest
 from headscope.runs.merging import write_merged
 from headscope.runs.run import PLAN_FILE, CombinedRun, Run
@@ -183,6 +183,8 @@ class RunWriter:
         """Whether this job is stored. Raises BadRun if it is damaged."""
         job_file = self._job_file(job_id)
         if job_file.exists():
+            if read_header(job_file).get("job") != job_id:
+                raise BadRun(f"{job_file} is damaged: it holds another work item. {repair_advice(job_file)}")
             for table in read_tables(job_file).values():
                 table.read()
         return job_file.exists()
@@ -219,6 +221,7 @@ class RunWriter:
         recorded_inputs = self.draft.setdefault("inputs", {})
         parts = {name: arrow.to_bytes(to_arrow(all_tables()[name], rows)) for name, rows in tables.items()}
         contents = {
+            "job": job_id,
             "inputs": {name: digest for name, digest in inputs.items() if name not in recorded_inputs},
             "tables": {name: [len(data), data_digest(data)] for name, data in parts.items()},
             "versions": dict(versions),

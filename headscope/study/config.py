@@ -204,7 +204,9 @@ class Study(Options):
     name: str = Field(
         default="study", pattern=user_input.RUN_NAME_PATTERN, description="name appended to the run directory"
     )
-    models: dict[str, str] = Field(default_factory=lambda: {"base": "smollm2-135m"}, description="model specs by label")
+    models: dict[Annotated[str, Field(min_length=1)], str] = Field(
+        default_factory=lambda: {"base": "smollm2-135m"}, description="model specs by label"
+    )
     texts: TextOptions = Field(default_factory=TextOptions)
     seed: int = Field(0, ge=0, le=MAX_SEED, description="random seed")
     bos: BosChoice = Field(
