@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 from playwright.sync_api import Page
 from support.shipped_runs import open_shipped, shipped_path
@@ -52,6 +53,7 @@ def test_cells_without_room_for_an_arrow_have_no_marks() -> None:
     figure = mark_clipped_cells(shapes.matrix("Title", grid, "", "x", "y"), grid.to_numpy(), 0.5)
     assert not figure.layout.annotations
     assert least_width(shapes.matrix("Title", pd.DataFrame(np.ones((2, 270))), "", "x", "y")) >= 270 * CELL_WIDTH
+    assert least_width(go.Figure(go.Table())) == 0
 
 
 def test_one_length_or_step_has_one_tick() -> None:

@@ -300,7 +300,7 @@ CACHED_FUNCTIONS = (
         "charts_for_page",
         lambda context, page: (page, *context.models, context.selected_model),
     ),
-    (similar_heads, "plot_components", lambda run, components, model, marked=None: (run.name, model, marked)),
+    (similar_heads, "plot_components", lambda run, components, model, *heads: (run.name, model, str(heads))),
     (compare, "box_chart", lambda context, name: (name, *context.models)),
     (compare, "_layer_chart", lambda context, name: (name, *context.models)),
     (compare, "comparison_chart", lambda heads, *arguments: (*heads["model"].unique(), *arguments)),

@@ -59,4 +59,5 @@ def _label_width(axis: go.layout.XAxis, traces: Sequence[Any]) -> float:
 def _traces_on(figure: go.Figure, axis: go.layout.XAxis) -> Iterator[Any]:
     """The traces on this axis that have x values."""
     name = axis.plotly_name.replace("axis", "")
-    return (trace for trace in figure.data if (getattr(trace, "xaxis", None) or "x") == name and trace.x is not None)
+    drawn = (trace for trace in figure.data if getattr(trace, "x", None) is not None)  # a table has none
+    return (trace for trace in drawn if (getattr(trace, "xaxis", None) or "x") == name)
