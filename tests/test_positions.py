@@ -273,7 +273,9 @@ def changed_layers(model: Model) -> list[int]:
 
 def test_scheme_replaces_existing_rope_scaling_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
-    model = load(families.build("llama", {"rope_parameters": rope}))
+    module = families.build("llama", {"rope_parameters": rope})
+    module.config.name_or_path = "with-linear-scaling"  # the warning comes once for each name
+    model = load(module)
     checkpoint_theta, plain = resolve_schedule(model).theta(0), resolve_schedule(model, "linear:factor=1").theta(0)
     assert torch.allclose(plain, 4 * checkpoint_theta)
     assert_names(caplog.text, f"'{model.name}'", "(linear)")
