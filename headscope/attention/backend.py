@@ -80,8 +80,8 @@ class AttentionCall:
     """The inputs of one layer's kernel, after edits. `attend` runs it again on other q, k and v, with the same edits.
 
     q is [B, H, Lq, d], k [B, G, Lk, d] and v [B, G, Lk, dv], after position embeddings; the keys begin at token
-    `first_key`. `variant` has `scaling`, the factor of q . k, and `window`, `chunk_size`, `softcap` and `sink`, which
-    are None where a layer has none. `layer` is the index of the attention layer.
+    `first_key`. `variant` has the factor of q . k, and the window, chunk size, soft cap and sink, which are None
+    where a layer has none. `layer` is the index of the attention layer.
     `positions` [1|B, Lq] are those of the queries for the model, which may count padding; `unpadded_positions` do not,
     and are None without padding. `logit_edits` are the edits of the logits, with masks
     [B, H, Lq]. `kv_groups` is the number of the model's KV groups, which that of k exceeds under edits of the keys of

@@ -113,7 +113,7 @@ def _read_file(file: Path, column: str | None) -> HeadFile:
     if file.suffix == ".csv":
         return _read_csv(file, read_text_file(file, source), column)
     if file.suffix == ".npy":
-        return HeadFile(_matrix(np.load(file, allow_pickle=False).tolist()), file.stem)
+        return HeadFile(_matrix(_read_array(file)), file.stem)
     content = read_json(file, source) if file.suffix == ".json" else read_yaml(file, source)
     if isinstance(content, str):
         content = re.split(r"[,\s]+", content.strip(", \n"))
@@ -124,6 +124,13 @@ def _read_file(file: Path, column: str | None) -> HeadFile:
     raise ValueError(f"{quote(content)} is no list of heads")
 
 
+def _read_array(file: Path) -> Any:
+    try:
+        return np.load(file, allow_pickle=False).tolist()
+    except (ValueError, EOFError) as error:
+        raise ValueError("it is not an array of numbers that numpy saved") from error
+
+
 def _read_mapping(content: Mapping[Any, Any], name: str) -> HeadFile:
     if isinstance(config := content.get("headwise_config"), Mapping):
         layers = {parse_index(key): flags for key, flags in config.items() if str(key)[:1].isdecimal()}
@@ -131,6 +138,8 @@ def _read_mapping(content: Mapping[Any, Any], name: str) -> HeadFile:
             (layer, head, _number(flag)) for layer, flags in layers.items() for head, flag in enumerate(_list(flags))
         ]
         return HeadFile(rows, "headwise_config")
+    if "headwise_config" in content:
+        raise ValueError(f"{quote(content)} has no layers")
     if "attn_head_set" in content:
         names = [name.strip() for name in str(content["attn_head_set"]).split(",")]
         heads = _read_list(names, "attn_head_set")
@@ -218,6 +227,11 @@ def _read_csv(file: Path, text: str, column: str | None) -> HeadFile:
     columns = reader.fieldnames or ()
     if repeated := [name for name in columns if list(columns).count(name) > 1]:
         raise BadInput(f"heads '{file}' have two columns {quote(repeated[0])}. Keep one")
+    if lacking := [name for name in ("layer", "head") if name not in columns]:
+        raise BadInput(
+            f"heads '{file}' have no column '{lacking[0]}': {quote(','.join(columns))}. Write the columns layer and "
+            "head, and scores if there are any, separated by commas"
+        )
     name, lines = _score_column(columns, file, column), [*reader]
     if long := next((line for line in lines if None in line), None):
         raise BadInput(

@@ -90,7 +90,7 @@ class CapturedLayers:
         """Replace the head outputs z of one layer before its o_proj until the capture ends.
 
         `edit(z, call)` returns z, [B, H, Lq, dv]; `call` is the AttentionCall with the q, k and v that z comes
-        from, the `positions` of the queries and, in `variant`, the layer's `scaling`, `window` and `softcap`. The
+        from, the `positions` of the queries and, in `variant`, the factor of q . k and the sliding window. The
         pass raises BadInput as for `edit_qkv`.
         """
         module = self._module(layer)
