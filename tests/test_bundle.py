@@ -5,6 +5,7 @@ import gzip
 import json
 import re
 from collections.abc import Mapping
+from concurrent import futures
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -219,7 +220,7 @@ def test_pages_of_many_models_are_written_by_several_processes(
         raise Started
 
     addresses = [Address("/head/0.1", is_per_model=True), Address("/head/1.1", is_per_model=True)]
-    monkeypatch.setattr(bundle, "ProcessPoolExecutor", start)
+    monkeypatch.setattr(futures, "ProcessPoolExecutor", start)
     monkeypatch.setattr(bundle, "MAX_VIEWS_IN_ONE_PROCESS", 2 * len(run.models) - 1)
     with pytest.raises(Started):
         next(iter(bundle._write_in_batches([run.path], tmp_path, addresses)))

@@ -237,7 +237,8 @@ def _problems_of_table(run: RunTables, name: str, facts: Mapping[str, Any]) -> l
         stored_rows = arrow.stored_rows(file)
         is_unchanged = sha256(file) == digest
         values = table_problems(table, lambda: read_row_groups(file))
-        values += _unknown_models(run, name, file) if "model" in table.keys else []
+        if not values and "model" in table.keys:
+            values = _unknown_models(run, name, file)
     except (BadRun, OSError) as reason:
         return [str(reason)]
     except (pa.ArrowException, ValueError) as error:
