@@ -177,7 +177,7 @@ SEGMENTS = {"segments": [{"name": "a", "text": "Hear me"}]}
         ("{", ("JSON",)),
         ([1], ("[1]",)),
         ({"segment": []}, ("'segment'", "segments", "messages", "text")),
-        ({"group": "a"}, ("none", "segments", "messages", "text")),
+        ({"group": "a"}, ("no text", "segments", "messages", "text")),
         ({**SEGMENTS, "text": "x"}, ("'segments'", "'text'")),
         ({"segments": []}, ("'segments'", "[]")),
         ({"segments": [{"name": "a"}]}, ("'segments'", "[{'name': 'a'}]")),
