@@ -51,10 +51,12 @@ def content(run: Run, view: ViewState) -> PageContent:
         introduction = f"{introduction} {describe_extremes(heads, view.statistic_name, view.model)}".strip()
     columns = heads_of_model(heads, view.statistic_name, view.model, view.baseline)
     blocks.append(HeadTable(view.model, columns, view.statistic_name))
-    shown = {*zip(columns["layer"], columns["head"], strict=True)} if view.has_filters else None
+    matching_heads = {*zip(columns["layer"], columns["head"], strict=True)} if view.has_filters else None
     sections: dict[str, Sequence[Block]] = {
         "": blocks,
-        "Heads with similar statistics": LazySequence(similar_heads.components_chart(run, view.model, shown=shown)),
+        "Heads with similar statistics": LazySequence(
+            similar_heads.components_chart(run, view.model, matching_heads=matching_heads)
+        ),
     }
     return PageContent(selected.title, introduction if len(heads) else "No head matches the filters.", sections)
 

@@ -104,7 +104,8 @@ class DecodedMask:
                 f"the attention mask hides tokens inside the text, and a layer has {kind} tokens, in which "
                 "transformers counts hidden tokens and headscope does not. Remove these tokens from the text"
             )
-        return cls(roles, None, size, dropped) if first & CHUNKED_BIT else cls(roles, size, None, dropped, documents)
+        window, chunk_size = (None, size) if first & CHUNKED_BIT else (size, None)
+        return cls(roles, window, chunk_size, dropped, documents)
 
     def sequences(self, batch_size: int) -> Iterator[tuple[int, Tensor]]:
         """The row of the batch and the keys, bool [Lk], of each text of the batch, in order: a row or a document."""
@@ -279,8 +280,8 @@ def _equals_causal_mask(
             agrees = mask_function(batch, 0, rows, keys) == expected
             if documents is not None:
                 own = documents[batch, rows]
-                shown = expected & (documents[batch] == own)
-                agrees = (mask_function(batch, 0, rows, keys) == shown) | (own == PADDING)
+                in_document = expected & (documents[batch] == own)
+                agrees = (mask_function(batch, 0, rows, keys) == in_document) | (own == PADDING)
             if not bool(agrees.all()):
                 return False
     return True

@@ -62,11 +62,11 @@ def head_link(model: str, layer: int, head: int, distance: float, mark: str = ""
 
 
 def components_chart(
-    run: Run, model: str, marked: Head | None = None, shown: Collection[Head] | None = None
+    run: Run, model: str, marked: Head | None = None, matching_heads: Collection[Head] | None = None
 ) -> Iterator[Block]:
     """The heads of a model in the plane of the first two principal components, coloured by their strongest role.
 
-    All heads by default; `shown` are those that pass filters, in the plane of all heads.
+    All heads by default; `matching_heads` are those that pass filters, in the plane of all heads.
     """
     components = principal_components(run)
     if components is None:
@@ -76,7 +76,7 @@ def components_chart(
         "models. Near heads have similar statistics. Colour: the role in which the head ranks highest. "
         f"{_describe_loadings(components, 0)}; {_describe_loadings(components, 1)}."
     )
-    yield Chart(plot_components(run, components, model, marked, shown), caption)
+    yield Chart(plot_components(run, components, model, marked, matching_heads), caption)
 
 
 def plot_components(
@@ -84,13 +84,13 @@ def plot_components(
     components: Components,
     model: str,
     marked: Head | None = None,
-    shown: Collection[Head] | None = None,
+    matching_heads: Collection[Head] | None = None,
 ) -> go.Figure:
-    """Plot the `shown` heads of a model in the plane of the components, one colour per role; `marked` gets a ring."""
-    if shown is None:
+    """Plot the `matching_heads` of a model in the plane of the components, one colour per role; `marked` gets a ring."""
+    if matching_heads is None:
         figure = run.derived(_unmarked_components, components, model)
     else:
-        figure = _unmarked_components(run, components, model, shown)
+        figure = _unmarked_components(run, components, model, matching_heads)
     if marked is None:
         return figure.figure()
     at = components.coordinates.reindex([(model, *marked)]).dropna()
@@ -109,12 +109,14 @@ def plot_components(
     return figure.with_traces([mark]).figure()
 
 
-def _unmarked_components(run: Run, components: Components, model: str, shown: Collection[Head] | None = None) -> Draft:
+def _unmarked_components(
+    run: Run, components: Components, model: str, matching_heads: Collection[Head] | None = None
+) -> Draft:
     figure = Draft.single(f"Heads by their statistics: {style.escape_label(model)}", 460)
     heads = run.heads[["model", *HEAD_COLUMNS]].assign(role=run.derived(strongest_roles))
     points = heads[heads["model"] == model].join(components.coordinates, on=["model", "layer", "head"])
-    if shown is not None:
-        points = points[pd.MultiIndex.from_frame(points[["layer", "head"]]).isin([*shown])]
+    if matching_heads is not None:
+        points = points[pd.MultiIndex.from_frame(points[["layer", "head"]]).isin([*matching_heads])]
     role_points = [(index, role, points[points["role"] == role]) for index, role in enumerate([NO_ROLE, *roles()])]
     figure.add([_role_trace(members, role, index) for index, role, members in role_points if len(members)])
     for axis, name in enumerate(("xaxis", "yaxis")):

@@ -71,7 +71,8 @@ def subset_result(
     """The unit of largest effect in one prompt or group (`subset_sweeps`), those that follow, and the most negative.
 
     `prompts` has the unchanged metrics: model, prompts, metric, pair, `metric_clean` and perhaps `metric_corrupted`.
-    `by_size` orders by absolute effect, so that no negative effect hides; so do effects of which none is positive.
+    `by_size` orders by absolute effect, so that no negative effect hides.
+    Effects of which none is positive are ordered so as well.
     """
     by_size = by_size or not (effects.candidates["effect"] > 0).any()
     names = [str(name) for name in effects.values.columns]
