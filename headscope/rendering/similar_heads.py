@@ -86,7 +86,7 @@ def plot_components(
     marked: Head | None = None,
     matching_heads: Collection[Head] | None = None,
 ) -> go.Figure:
-    """Plot the `matching_heads` of a model in the plane of the components, one colour per role; `marked` gets a ring."""
+    """Plot the `matching_heads` of a model in the components' plane, one colour per role; `marked` gets a ring."""
     if matching_heads is None:
         figure = run.derived(_unmarked_components, components, model)
     else:
