@@ -20,7 +20,9 @@ def check_path(value: object, argument_name: str) -> Path:
 
     Raises BadInput, naming it `argument_name`, for an empty text and for a value that is neither text nor a path.
     """
-    if not isinstance(value, str | Path) or value == "":
+    if value == "":
+        raise BadInput(f"{argument_name} is empty. Give the path of a file or folder")
+    if not isinstance(value, str | Path):
         raise BadInput(f"{argument_name} is {quote(value)}, not a path. Give a text or a Path")
     return Path(os.path.expanduser(value))
 

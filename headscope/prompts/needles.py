@@ -183,8 +183,11 @@ def _parse_needle(value: Any, location: str, number: int) -> Needle:
     if isinstance(value, dict) and set(value) == _PUBLISHED_FIELDS:
         value = _split_published_needle(value, location, number)
     if not isinstance(value, dict) or set(value) - _OPTIONAL_FIELDS != set(_REQUIRED_FIELDS):
+        known = {*_REQUIRED_FIELDS, *_OPTIONAL_FIELDS, *_PUBLISHED_FIELDS}
+        unknown = [key for key in value if key not in known] if isinstance(value, dict) else []
+        reason = f": unknown key {user_input.quote(unknown[0])}" if unknown else ""
         raise BadInput(
-            f"{location} is not a needle. Write the keys {', '.join(_REQUIRED_FIELDS)} and, optionally, "
+            f"{location} is not a needle{reason}. Write the keys {', '.join(_REQUIRED_FIELDS)} and, optionally, "
             "cue; or needle, question, real_needle"
         )
     patterns = {"name": (".", "a string that is not empty"), "fact": (r"\w", "a string that contains a word")}
