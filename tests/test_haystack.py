@@ -195,6 +195,7 @@ def test_needles_are_chosen_by_kind_and_a_cue_makes_one_indirect(tmp_path: Path)
         ('{"name": "a"}', ("line 1", "name", "question", "opening", "fact", "cue")),
         ('{"name": "a", "question": "", "opening": "", "fact": "..."}', ("line 1", "'fact'", "'...'")),
         ('{"name": 1, "question": "", "opening": "", "fact": "b"}', ("line 1", "'name'", 1)),
+        ('{"name": "a", "question": "", "opening": "", "fact": "b", "clue": ""}', ("line 1", "'clue'", "cue")),
         ("\n", ("name", "question", "opening", "fact")),
         ('{"name": "a", "question": "", "opening": "", "fact": "b"}\n' * 2, ("'a'",)),
     ],
