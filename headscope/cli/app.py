@@ -231,6 +231,8 @@ def list_runs(
 
     if not os.path.isdir(directory):
         raise BadInput(f"no directory '{directory}'. Check the path, or create a first run: headscope demo")
+    if (directory / "run.json").is_file() or any(directory.glob("*.parquet")):
+        raise BadInput(f"'{directory}' is a run, not a folder of runs. Use: headscope ls {directory.resolve().parent}")
     from headscope.rendering.console import bold, print_line
     from headscope.rendering.terminal import print_run_entry, run_to_dict
 

@@ -216,7 +216,7 @@ class GroupedCommand(TyperCommand):
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         texts, _, _ = self.make_parser(ctx).parse_args(args=[*args])
         for param in [] if texts.get("help") or ctx.resilient_parsing else self.get_params(ctx):
-            values = texts.get(param.name) or ()
+            values = texts.get(param.name, ())
             for text in values if isinstance(values, list | tuple) else [values]:
                 if isinstance(text, str):
                     _check_argument(param, DISPLAY_TYPE.of(param)(ctx).strip("<>"), text)

@@ -175,7 +175,9 @@ def _remedy(key: str, mistake: Mapping[str, Any]) -> str:
         return "Write a number, or a share of the earlier value such as 90 %"
     if mistake["type"].startswith(("float", "finite")):
         return "Write a number"
-    return str(mistake["msg"]).removeprefix("Value error, ").removesuffix(".")
+    if mistake["type"] == "value_error":
+        return str(mistake["ctx"]["error"])
+    return "Write a head such as L5H2" if key == "head" else "Write a text"
 
 
 def write_checks(run: Run, path: Path) -> int:

@@ -337,6 +337,8 @@ def parse_models(entries: list[str]) -> dict[str, str]:
     """
     models: dict[str, str] = {}
     for entry in entries:
+        if re.fullmatch(r"[\w .+-]+=", entry):
+            raise BadInput(f"model label '{entry[:-1]}' has no model. Write --model {entry}CHECKPOINT")
         match = re.match(r"^([\w .+-]+)=(.+)$", entry)
         if match is None and (name := re.match(r"[^=@/:]+(?==)", entry)):
             raise BadInput(f"bad model name '{name[0]}' in {entry!r}. Use letters, digits, spaces and . _ + -")
