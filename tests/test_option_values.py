@@ -85,7 +85,9 @@ def test_a_bad_value_of_an_option_is_refused_before_any_work(name: str, refuses_
         for value in bad_values(param, DISPLAY_TYPE.of(param)(context).strip("<>")):
             given = [f"{flag}={value}"] if flag.startswith("--") else [] if param.required else [value]
             given += [value if argument == param.name else "file" for argument in positional]
-            refuses_argument(name, *given, *required, named=(flag, user_input.quote(value), value) if value else (flag,))
+            refuses_argument(
+                name, *given, *required, named=(flag, user_input.quote(value), value) if value else (flag,)
+            )
 
 
 def numeric_fields(options: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -24,12 +24,19 @@ MAX_LENGTH = 2**31 - 1
 def check_path(value: object, argument_name: str) -> Path:
     """The path, with "~" expanded.
 
-    Raises BadInput, naming it `argument_name`, for an empty text, for a value that is neither text nor a path, and for
-    a path that the system cannot look up or that is below a file.
+    Raises BadInput, naming it `argument_name`, for an empty text and for a value that is neither text nor a path.
     """
     if not isinstance(value, str | Path) or value == "":
         raise BadInput(f"{argument_name} is {quote(value)}, not a path. Give a text or a Path")
-    path = expand_path(value, argument_name)
+    return Path(os.path.expanduser(value))
+
+
+def check_possible_path(value: object, argument_name: str) -> Path:
+    """The path, with "~" expanded. It need not exist.
+
+    Raises BadInput as `check_path` and `expand_path` do, and for a path below a file, which cannot exist.
+    """
+    path = expand_path(check_path(value, argument_name), argument_name)
     if file := next((parent for parent in path.parents if parent.is_file()), None):
         raise BadInput(f"{argument_name} {quote(str(path))} cannot exist: {quote(str(file))} is a file. Check the path")
     return path

@@ -191,7 +191,7 @@ def _check_argument(param: Any, value_type: str, text: str) -> None:
     if not (text.strip(" ,") if param.multiple else text):
         raise BadInput(f"{name} is empty. Give a value, or leave it out")
     if value_type in ("path", "list[Path]"):
-        user_input.check_path(text, name)
+        user_input.check_possible_path(text, name)
     number_type = {"int": int, "float": float}.get(value_type.removesuffix(" range"))
     if number_type is None:
         return
@@ -202,8 +202,8 @@ def _check_argument(param: Any, value_type: str, text: str) -> None:
     except ValueError:
         is_valid = False
     if not is_valid:
-        bounds = f" of at least {low:,}" if low is not None else ""
-        bounds = f" from {low:,} to {high:,}" if low is not None and high is not None else bounds
+        bounds = f" of at least {low}" if low is not None else ""
+        bounds = f" from {low} to {high}" if low is not None and high is not None else bounds
         example = param.default if param.default is not None else max(1, low or 0)
         kind = "an integer" if number_type is int else "a number"
         raise BadInput(f"{name} must be {kind}{bounds}: {user_input.quote(text)}. Use e.g. {example}")

@@ -16,7 +16,9 @@ from headscope.cli.flags import MAX_BUNDLED_TOKENS, Json
 def bench(
     model: Annotated[str, typer.Option("--model", help="CHECKPOINT to time.")] = "smollm2-135m",
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    length: Annotated[int, typer.Option("--length", min=64, max=MAX_BUNDLED_TOKENS, help="Context length in tokens.")] = 4096,
+    length: Annotated[
+        int, typer.Option("--length", min=64, max=MAX_BUNDLED_TOKENS, help="Context length in tokens.")
+    ] = 4096,
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, max=1000, help="Interleaved repeats; the median is reported.")
     ] = 3,
@@ -47,7 +49,9 @@ def plan(
     study_file: Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="Study file.")],
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, max=MAX_WORKERS, help="Number of Ray workers. [default: as in the study, or 2]"),
+        typer.Option(
+            "--workers", min=1, max=MAX_WORKERS, help="Number of Ray workers. [default: as in the study, or 2]"
+        ),
     ] = None,
     gpus: Annotated[
         int,

@@ -154,7 +154,7 @@ def parse_checks(content: Any, source: str) -> list[Check]:
 def _describe_mistake(error: ValidationError, entry: Any) -> str:
     first = error.errors()[0]
     key = str(first["loc"][0]) if first["loc"] else ""
-    if first["type"] == "extra_forbidden":
+    if first["type"] in ("extra_forbidden", "invalid_key"):
         return f"unknown key '{key}'{did_you_mean(key, Check.model_fields)}. Use: {', '.join(Check.model_fields)}"
     if first["type"] in ("model_type", "dict_type") and not key:
         return f"{quote(entry)} is not a check. Write keys such as result, model and at_least"

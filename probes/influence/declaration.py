@@ -33,7 +33,9 @@ class InfluenceOptions(Options):
     )
 
     models: list[str] | None = Field(None, min_length=1, description="labels of the models to sweep; default all")
-    lengths: list[Annotated[int, Field(ge=2, le=MAX_LENGTH)]] = Field([1024], min_length=1, description="context lengths in tokens")
+    lengths: list[Annotated[int, Field(ge=2, le=MAX_LENGTH)]] = Field(
+        [1024], min_length=1, description="context lengths in tokens"
+    )
     components: list[Annotated[str, AfterValidator(bands.check_component)]] | None = Field(
         None,
         description="interventions; default: joint,freq,scale for a model with an adapter, zero for others. Resets, "

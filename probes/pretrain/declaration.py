@@ -81,9 +81,7 @@ class PretrainOptions(Options):
     width: int = Field(192, ge=4, le=MAX_SIZE, description="dimensions of the residual stream")
     heads: int = Field(8, ge=1, le=MAX_SIZE, description="query heads per layer; a head has width / heads dimensions")
     kv_groups: int = Field(4, ge=1, le=MAX_SIZE, description="KV heads per layer")
-    feed_forward: int = Field(
-        512, ge=4, le=MAX_SIZE, description="MLP dimensions (olmoe: sum over the active experts)"
-    )
+    feed_forward: int = Field(512, ge=4, le=MAX_SIZE, description="MLP dimensions (olmoe: sum over the active experts)")
     length: int = Field(512, ge=4, le=MAX_LENGTH, description="tokens per sequence")
     batch: int = Field(8, ge=1, le=MAX_SIZE, description="sequences per step")
     steps: int = Field(2048, ge=1, le=MAX_STEPS, description="optimiser steps")
