@@ -106,7 +106,7 @@ class NeedleOptions(Options):
             )
         if isinstance(self.depths, int) and not 1 <= self.depths <= MAX_DEPTHS:
             raise ValueError(
-                f"depths {self.depths} is a number of depths. Use 1 to {MAX_DEPTHS}, or a list of depths such as 0.5,"
+                f"depths {self.depths} is a number of depths. Use 1 to {MAX_DEPTHS}, or a list of depths from 0 to 1"
             )
         if wrong := [depth for depth in self.grid_depths if not 0 <= depth <= 1]:
             raise ValueError(f"depth {wrong[0]:g} is out of range. Use 0 (start of the haystack) to 1 (end)")
