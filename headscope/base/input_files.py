@@ -71,6 +71,10 @@ def json_fault(error: ValueError | RecursionError) -> str:
         return f"it is not UTF-8 text (byte {error.start})"
     if isinstance(error, json.JSONDecodeError):
         return f"it is not JSON (line {error.lineno}, column {error.colno})"
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object[error.start]!a} is half of a character"
+    if "sys.set_int_max_str_digits" in str(error):
+        return "a number has too many digits"
     return " ".join(str(error).split())[:200]
 
 
@@ -84,7 +88,7 @@ def parse_json(text: str) -> Any:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{error.object[error.start]!a} is half of a character. Remove it") from error
+        raise ValueError(json_fault(error)) from error
     return value
 
 
