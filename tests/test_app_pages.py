@@ -235,10 +235,10 @@ def test_the_keyboard_stays_in_its_cell_while_the_page_of_a_selection_is_slow(
     page.keyboard.press("Space")
     expect(page.locator(".head-chip")).to_have_count(1)
     page.evaluate("""() => {
-        const { fetch } = window;
+        window.quickFetch = window.fetch;
         window.fetch = async (...request) => {
             await new Promise((resolve) => setTimeout(resolve, 4000));
-            return fetch(...request);
+            return window.quickFetch(...request);
         };
     }""")
     page.keyboard.press("ArrowDown")
@@ -248,6 +248,7 @@ def test_the_keyboard_stays_in_its_cell_while_the_page_of_a_selection_is_slow(
     expect(page.locator(".head-chip")).to_have_count(2)
     page.wait_for_function("(cell) => !cell.isConnected", arg=old_cell)
     expect(cell).to_be_focused()
+    page.evaluate("window.fetch = window.quickFetch")  # other tests share the tab
 
 
 def test_the_control_of_runs_has_the_runs_of_the_page_also_after_back(

@@ -66,11 +66,10 @@ class Options(BaseModel):
     def _check_text(cls, value: Any) -> Any:
         """Refuse strings that are empty, or that cannot be stored and shown on one line."""
         items = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else [value]
-        for item in items:
-            if item == "":
+        for text in (item for item in items if isinstance(item, str)):
+            if not text:
                 raise PydanticKnownError("string_too_short", {"min_length": 1})
-            if isinstance(item, str):
-                user_input.check_text(item)
+            user_input.check_text(text)
         return value
 
     @field_validator("*")
