@@ -50,7 +50,7 @@ def read_json_lines(file: str, file_kind: str) -> list[tuple[str, Any]]:
         try:
             values += [(location, parse_json(line))] if line.strip() else []
         except (ValueError, RecursionError) as error:
-            raise BadInput(f"{location} is not JSON ({error}). Write one JSON object per line") from error
+            raise BadInput(f"{location}: {json_fault(error)}. Write one JSON object per line") from error
     return values
 
 
@@ -60,7 +60,22 @@ def read_json(file: Path, source_name: str) -> Any:
     try:
         return parse_json(read_text_file(file, source_name))
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"cannot read {source_name}: {' '.join(str(error).split())[:200]}. Check the file") from error
+        raise BadInput(f"cannot read {source_name}: {json_fault(error)}. Check the file") from error
+
+
+def json_fault(error: ValueError | RecursionError) -> str:
+    """What is wrong with a JSON text, by the error of reading it."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8 text (byte {error.start})"
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is not JSON (line {error.lineno}, column {error.colno})"
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object[error.start]!a} is half of a character"
+    if "sys.set_int_max_str_digits" in str(error):
+        return "a number has too many digits"
+    return " ".join(str(error).split())[:200]
 
 
 def parse_json(text: str) -> Any:
@@ -73,7 +88,7 @@ def parse_json(text: str) -> Any:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{error.object[error.start]!a} is half of a character. Remove it") from error
+        raise ValueError(json_fault(error)) from error
     return value
 
 

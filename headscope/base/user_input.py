@@ -13,6 +13,12 @@ RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
 """Pattern of run names; the folder of a run adds a time and a digest to it."""
 MAX_QUOTED = 120
 """Characters of a value that a message quotes."""
+MAX_SEED = 2**31 - 1
+MAX_DOCUMENTS = 1_000_000
+MAX_WORKERS = 10_000
+"""Most workers, and most GPUs."""
+MAX_LENGTH = 2**31 - 1
+"""Longest context in tokens: stored tables hold it in 32 bits."""
 
 
 def check_path(value: object, argument_name: str) -> Path:
@@ -23,6 +29,17 @@ def check_path(value: object, argument_name: str) -> Path:
     if not isinstance(value, str | Path) or value == "":
         raise BadInput(f"{argument_name} is {quote(value)}, not a path. Give a text or a Path")
     return Path(os.path.expanduser(value))
+
+
+def check_possible_path(value: object, argument_name: str) -> Path:
+    """The path, with "~" expanded. It need not exist.
+
+    Raises BadInput as `check_path` and `expand_path` do, and for a path below a file, which cannot exist.
+    """
+    path = expand_path(check_path(value, argument_name), argument_name)
+    if file := next((parent for parent in path.parents if parent.is_file()), None):
+        raise BadInput(f"{argument_name} {quote(str(path))} cannot exist: {quote(str(file))} is a file. Check the path")
+    return path
 
 
 def check_flag(value: object, argument_name: str) -> bool:

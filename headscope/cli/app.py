@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headscope.base import signals, user_input
+from headscope.base.user_input import MAX_DOCUMENTS
 from headscope.cli import bundle, checks, execute, export, plan, selfcheck
 from headscope.cli.command_groups import Commands
 from headscope.cli.flags import (
@@ -66,7 +67,9 @@ def demo(
     report: Annotated[
         Path, typer.Option("--report", help="HTML file to write the report to; an older report is replaced.")
     ] = Path("report.html"),
-    docs: Annotated[int, typer.Option("--docs", min=1, help="Number of documents per context length.")] = 4,
+    docs: Annotated[
+        int, typer.Option("--docs", min=1, max=MAX_DOCUMENTS, help="Number of documents per context length.")
+    ] = 4,
     show_all: All = False,
     quiet: Quiet = False,
 ) -> None:
@@ -228,6 +231,8 @@ def list_runs(
 
     if not os.path.isdir(directory):
         raise BadInput(f"no directory '{directory}'. Check the path, or create a first run: headscope demo")
+    if (directory / "run.json").is_file() or any(directory.glob("*.parquet")):
+        raise BadInput(f"'{directory}' is a run, not a folder of runs. Use: headscope ls {directory.resolve().parent}")
     from headscope.rendering.console import bold, print_line
     from headscope.rendering.terminal import print_run_entry, run_to_dict
 

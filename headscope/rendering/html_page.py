@@ -64,7 +64,7 @@ def write_report(runs: Sequence[Run], out: Path | str) -> Path:
     """
     if not runs:
         raise BadInput("a report needs at least one run. Name a run directory")
-    out = user_input.check_path(out, "out")
+    out = user_input.check_possible_path(out, "out")
     check_report_file(out)
     for run in runs:
         run.check()  # before drawing, and also the tables that no chart uses

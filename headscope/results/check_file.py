@@ -154,7 +154,7 @@ def parse_checks(content: Any, source: str) -> list[Check]:
 def _describe_mistake(error: ValidationError, entry: Any) -> str:
     first = error.errors()[0]
     key = str(first["loc"][0]) if first["loc"] else ""
-    if first["type"] == "extra_forbidden":
+    if first["type"] in ("extra_forbidden", "invalid_key"):
         return f"unknown key '{key}'{did_you_mean(key, Check.model_fields)}. Use: {', '.join(Check.model_fields)}"
     if first["type"] in ("model_type", "dict_type") and not key:
         return f"{quote(entry)} is not a check. Write keys such as result, model and at_least"
@@ -175,7 +175,9 @@ def _remedy(key: str, mistake: Mapping[str, Any]) -> str:
         return "Write a number, or a share of the earlier value such as 90 %"
     if mistake["type"].startswith(("float", "finite")):
         return "Write a number"
-    return str(mistake["msg"]).removeprefix("Value error, ").removesuffix(".")
+    if mistake["type"] == "value_error":
+        return str(mistake["ctx"]["error"])
+    return "Write a head such as L5H2" if key == "head" else "Write a text"
 
 
 def write_checks(run: Run, path: Path) -> int:

@@ -249,11 +249,12 @@ def _relabel(table: pa.Table, new_labels: Mapping[str, str]) -> pa.Table:
 def list_runs(directory: Path | str) -> list[tuple[Path, Run | BadRun]]:
     """The finished runs in `directory`, newest first; a run that cannot be read comes with its error."""
     entries: list[tuple[Path, Run | BadRun]] = []
-    for file in sorted(Path(directory).glob("[!.]*/run.json"), reverse=True):
+    files = [file for name in ("[!.]*/run.json", "[0-9]*T[0-9]*Z-*/*.parquet") for file in Path(directory).glob(name)]
+    for folder in sorted({file.parent for file in files}, reverse=True):
         try:
-            entries.append((file.parent, Run.open(file.parent)))
+            entries.append((folder, Run.open(folder)))
         except BadRun as reason:
-            entries.append((file.parent, reason))
+            entries.append((folder, reason))
     return entries
 
 

@@ -95,6 +95,11 @@ class RunWriter:
                 shutil.rmtree(partial / folder, ignore_errors=True)
             (partial / "cells").mkdir()
         elif any((partial / "cells").iterdir()):
+            if draft is None:
+                raise CannotWrite(
+                    f"{partial} is an unfinished run without its run.json, so it cannot be continued. Delete it to "
+                    "start again"
+                )
             raise CannotWrite(
                 f"{partial} is an unfinished run of the same study. Add --resume to continue it, or delete it to "
                 "start again"

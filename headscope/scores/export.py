@@ -96,7 +96,7 @@ def export_scores(
     if chosen.needs_score != (score is not None):
         problem = "a score. Give --score COLUMN" if chosen.needs_score else f"no score: '{score}'. Leave out --score"
         raise BadInput(f"format {file_format} needs {problem}")
-    path = user_input.expand_path(user_input.check_path(out, "out"), "--out")
+    path = user_input.check_possible_path(out, "--out")
     if path.exists() or os.path.exists(_side_file(path)):
         existing = path if path.exists() else _side_file(path)
         raise CannotWrite(f"'{existing}' exists already. Remove it, or choose another --out")

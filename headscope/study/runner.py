@@ -82,7 +82,7 @@ def run_study(
     refuse_autocast()
     _check_own_metrics(study, resume)
     progress = progress or NoProgress()
-    out = user_input.check_path(out, "out")
+    out = user_input.check_possible_path(out, "out")
     engine = create_engine(study.engine)
     context = StudyContext(study, in_memory_models or {}, progress)
     executor = JobExecutor(context)
