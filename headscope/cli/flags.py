@@ -2,13 +2,16 @@
 
 import inspect
 import textwrap
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from headscope.base import signals, user_input
 from headscope.compat.typer import DISPLAY_TYPE
+from headscope.errors import BadInput
 
 if TYPE_CHECKING:
     from headscope.compat.typer import Context
@@ -163,6 +166,12 @@ def example_maps() -> list[str]:
     return [path.name for path in EXAMPLES.glob("*-maps-*")]
 
 
+def _expand_paths(value: Any, name: str) -> Any:
+    if isinstance(value, list):
+        return [_expand_paths(item, name) for item in value]
+    return user_input.check_path(value, name) if isinstance(value, Path) else value
+
+
 class GroupedCommand(TyperCommand):
     """A command whose help is plain text and cuts no value. It ends with the common options, and shows no type for
     flags that take no value."""
@@ -188,6 +197,24 @@ class GroupedCommand(TyperCommand):
                     formatter.write(f"  {paragraph}\n")
                 else:
                     formatter.write_text(paragraph)
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        """Parse the arguments. An empty path is refused: `Path("")` would be the working directory."""
+        typed = [*args]
+        rest = super().parse_args(ctx, args)
+        for param in self.params:
+            if isinstance(ctx.params.get(param.name or ""), Path):
+                for flag in param.opts:
+                    if f"{flag}=" in typed or (flag, "") in pairwise(typed):
+                        raise BadInput(f"{flag} is empty. Give a path, or leave the flag out")
+        return rest
+
+    def invoke(self, ctx: "Context") -> Any:
+        """Run the command, with "~" in its paths expanded."""
+        if "resume" in ctx.params:
+            signals.announce_resume(ctx.params["resume"])
+        ctx.params |= {name: _expand_paths(value, name) for name, value in ctx.params.items()}
+        return super().invoke(ctx)
 
     def get_params(self, ctx: "Context") -> list[Any]:
         params = super().get_params(ctx)
