@@ -113,7 +113,8 @@ def single_pair_set(
     if template:
         prompt = chat_text(tokenizer, prompt, "Leave out the template")
     pair = PromptPair(PROMPT_SET, prompt, prompt, answer, wrong, has_template=template)
-    tokens = tokenize_pair(tokenizer, pair, needs_one_token=needs_one_token, needs_wrong=needs_wrong, options=options)
+    needs = {"needs_one_token": needs_one_token, "needs_wrong": needs_wrong}
+    tokens = tokenize_pair(tokenizer, pair, "unused", options=options, **needs)
     _warn_about_leading_spaces([pair], "prompts")
     if not template:
         warn_about_repeated_bos(tokenizer, [tokens.clean.tolist()], "prompts")
