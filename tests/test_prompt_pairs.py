@@ -32,6 +32,8 @@ from headscope.prompts.pairs import (
     tokenize_pair,
 )
 from headscope.prompts.spans import read_span_prompts
+from headscope.rendering.run_description import describe_run
+from headscope.runs.run import combine_runs
 from headscope.study.answer_options import PromptSetOptions
 from headscope.study.config import OptionParts
 
@@ -498,3 +500,18 @@ def test_a_prompt_with_an_answer_that_equals_the_wrong_one_is_refused_by_every_p
     with pytest.raises(BadInput, match=r"answer.*wrong.*w5.*Change one"):
         hs.run_study(study, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_says_how_long_its_prompts_are(tiny_folder: Path, tmp_path: Path) -> None:
+    lines = [{**PAIR, "name": str(count), "clean": " ".join(["w1"] * count)} for count in (3, 7, 4)]
+    options = {**NEEDED["ablate"], "kinds": ["zero"], "out": tmp_path / "runs", "quiet": True}
+    runs = [
+        hs.ablate(str(tiny_folder), pairs=[write(tmp_path, *part)], name=name, **options)
+        for name, part in (("a", lines[:2]), ("b", lines[2:]))
+    ]
+    counts = len(tiny_studies.tokenizer()("w1 w1 w1")["input_ids"]) - 3
+    assert describe_run(runs[0]).endswith(f"on 2 prompts of {3 + counts} to {7 + counts} tokens.")
+    assert describe_run(runs[1]).endswith(f"on 1 prompt of {4 + counts} tokens.")
+    del runs[1].manifest["models"][0]["prompt_tokens"]  # as of an earlier version
+    assert describe_run(runs[1]).endswith("on 1 prompt.")
+    assert "prompts of" not in describe_run(combine_runs(runs))

@@ -137,6 +137,7 @@ def run_study(
                     **text_digests(_recorded_digests(writer, label) | context.input_digests[label]),
                     "documents_sha256": dict(context.document_digests[label]),
                     "longest_context": max(context.measured_lengths[label], default=0),
+                    "prompt_tokens": sorted(context.prompt_lengths[label]),
                     **_describe_bos(study, label, context, _recorded_digests(writer, label)),
                 }
                 for label in used
