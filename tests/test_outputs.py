@@ -18,6 +18,10 @@ from headscope.base import plugins, signals
 from headscope.base.head_set import HeadSet
 from headscope.cli import app
 from headscope.errors import CannotWrite
+from headscope.prompts.needles import read_needles
+from headscope.prompts.pairs import read_prompt_pairs
+from headscope.prompts.spans import read_span_prompts
+from headscope.prompts.texts import read_documents
 from headscope.rendering import figure_files
 from headscope.rendering.figure_files import FIGURE, IMAGE_FORMATS
 from headscope.results import check_file, checks
@@ -25,7 +29,9 @@ from headscope.runs.run_tables import RunTables
 from headscope.runs.writer import RunWriter
 from headscope.scores import export
 from headscope.study import runner
+from headscope.study.config import PromptOptions, read_study
 from headscope.study.monitor import TrainingMonitor
+from headscope.study.prompts import read_prompt
 
 TINY = ("--model", "x={place}/tiny", "--text", "file:{place}/texts/*.txt", "--docs", 1, "--device", "cpu", "--quiet")
 OUTPUTS: dict[str, tuple[object, ...]] = {
@@ -162,6 +168,27 @@ def test_an_output_is_written_below_new_folders_of_the_home_and_only_an_older_on
     if output not in ("check init", "report", "chart", "charts"):
         code, _, err = headscope(*command)
         assert (code, "is empty" in err) == (2, True), err
+
+
+READERS: dict[str, tuple[Callable[[str], object], str]] = {
+    "checks": (lambda file: check_file.read_checks(Path(file)), "- {statistic: cov, median: true, at_least: 0}"),
+    "heads": (HeadSet.read, "heads: [L0H1]"),
+    "needles": (lambda file: read_needles(file, 1), '{"name": "a", "question": "b", "opening": "c", "fact": "d"}'),
+    "pairs": (read_prompt_pairs, '{"name": "a", "clean": "b", "corrupted": "c", "answer": "d"}'),
+    "prompt": (lambda file: read_prompt(PromptOptions(prompt_file=file)), "text"),
+    "spans": (read_span_prompts, '{"messages": [{"role": "user", "content": "a", "images": ["content"]}]}'),
+    "study": (lambda file: read_study(file, {}), "measure: {}"),
+    "texts": (lambda file: next(read_documents(f"file:{file}")), "text"),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_an_input_of_the_home_is_read(reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, content = READERS[reader]
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "content").write_text(content)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read("~/deep/content")
 
 
 @pytest.mark.parametrize("kind", ["html", *IMAGE_FORMATS])

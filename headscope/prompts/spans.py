@@ -98,7 +98,7 @@ def read_span_prompts(source: str) -> list[SpanPrompt]:
         stem = Path(source).name.removesuffix(".jsonl")
         lines = input_files.read_json_lines(source, "file of prompts with spans")
         prompts = [
-            parse_prompt(content, f"{stem}/{number}", location, Path(source).parent)
+            parse_prompt(content, f"{stem}/{number}", location, Path(source).expanduser().parent)
             for number, (location, content) in enumerate(lines, start=1)
         ]
     if not prompts:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from headscope.base.heads import format_head, parse_head
 from headscope.base.input_files import read_yaml
 from headscope.base.output_files import Output
-from headscope.base.user_input import quote
+from headscope.base.user_input import expand_path, quote
 from headscope.errors import BadInput, did_you_mean
 from headscope.results.collection import results_of_all_models
 from headscope.results.questions import questions
@@ -134,7 +134,7 @@ class Check(BaseModel):
 def read_checks(path: Path) -> list[Check]:
     """The checks of a YAML file: a list. Raises BadInput naming the check and the mistake."""
     try:
-        content = read_yaml(path, str(path))
+        content = read_yaml(expand_path(path, "file of checks"), str(path))
     except FileNotFoundError as error:
         raise BadInput(f"no file '{path}'. Create one with: headscope check RUN --init {path}") from error
     return parse_checks(content, str(path))
