@@ -23,7 +23,7 @@ from headscope.prompts.pairs import read_prompt_pairs
 from headscope.prompts.spans import read_span_prompts
 from headscope.prompts.texts import read_documents
 from headscope.rendering import figure_files
-from headscope.rendering.figure_files import FIGURE, IMAGE_FORMATS
+from headscope.rendering.figure_files import IMAGE_FORMATS, MARK
 from headscope.results import check_file, checks
 from headscope.runs.run_tables import RunTables
 from headscope.runs.writer import RunWriter
@@ -213,7 +213,7 @@ def test_a_figure_of_every_format_replaces_an_older_one_and_stays_readable(
     if kind in ("png", "webp", "jpg"):
         Image.open(file).verify()
         assert Image.open(file).convert("RGB").tobytes() == pixels.tobytes()
-    file.write_bytes(file.read_bytes().replace(bytes(FIGURE.mark), b"edited"))
+    file.write_bytes(file.read_bytes().replace(MARK, b"edited"))
     with refuses(CannotWrite, file):
         chart.save(file)
 

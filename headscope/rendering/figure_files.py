@@ -34,7 +34,9 @@ PRINTED_MARGIN = 8
 """Space around a printed figure in px; plotly adds the room that labels of axes need."""
 SCREEN_WIDTH, SCREEN_HEIGHT = 700, 450
 """Size in px of a figure that names none."""
-FIGURE = Output("a figure of headscope", b"headscope figure", "path")
+MARK = b"headscope figure"
+"""A comment in every figure."""
+FIGURE = Output("a figure of headscope", MARK, "path")
 LEAST_SHRINKAGE = 0.65
 """Height of a printed figure as a share of that on the screen, at least: rows of labels need their room."""
 PIXEL_SCALE = 4
@@ -72,17 +74,16 @@ def check_figure(path: Path | str, width: str | float | None = None) -> Path:
 
 def _with_mark(content: bytes, kind: str) -> bytes:
     """The file with the mark of a figure, as a comment in its format."""
-    mark = bytes(FIGURE.mark)
     if kind == "png":
-        chunk = b"tEXtSoftware\0" + mark
+        chunk = b"tEXtSoftware\0" + MARK
         framed = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
         return content[:-12] + framed + content[-12:]  # the last 12 bytes end the image
     if kind == "jpg":
-        return content[:2] + b"\xff\xfe" + struct.pack(">H", len(mark) + 2) + mark + content[2:]
+        return content[:2] + b"\xff\xfe" + struct.pack(">H", len(MARK) + 2) + MARK + content[2:]
     if kind == "webp":
-        chunks = content[8:] + b"note" + struct.pack("<I", len(mark)) + mark  # of an even number of bytes
+        chunks = content[8:] + b"note" + struct.pack("<I", len(MARK)) + MARK  # of an even number of bytes
         return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
-    return content + (b"\n%%%s\n" if kind == "pdf" else b"\n<!-- %s -->\n") % mark
+    return content + (b"\n%%%s\n" if kind == "pdf" else b"\n<!-- %s -->\n") % MARK
 
 
 def _inches(width: str | float | None) -> float | None:
