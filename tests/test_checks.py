@@ -308,7 +308,7 @@ def test_junit_file_has_failures_and_undecided_checks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["- {result: x.loss, at_most: 2}\n", "<html></html>", "", '<testsuites name="pytest tests">']
+    "content", ["- {result: x.loss, at_most: 2}\n", "<html></html>", '<testsuites name="pytest tests">']
 )
 def test_a_file_that_is_no_junit_file_is_refused_and_stays(content: str, tmp_path: Path) -> None:
     file = tmp_path / "checks.yaml"

@@ -14,7 +14,10 @@ import yaml
 from headscope.base.head_files import no_ranking, read_heads
 from headscope.base.heads import Head, estimate_mask, format_head, parse_head
 from headscope.base.model_identity import NO_DIGESTS, WeightDigests
+from headscope.base.output_files import Output
 from headscope.errors import BadInput, did_you_mean
+
+HEAD_SET = Output("a file of heads", b"heads", "file")
 
 
 @dataclass(frozen=True)
@@ -98,10 +101,13 @@ class HeadSet:
         return cls(tuple((layer, head) for layer, head, _ in rows), weights or None, source, content.digests)
 
     def write(self, file: Path | str) -> None:
-        """Write the set as YAML, or as JSON if the file ends in .json."""
+        """Write the set as YAML, or as JSON if the file ends in .json. An older file of a set is replaced.
+
+        Raises CannotWrite if there is another file, or if the file cannot be written.
+        """
         fields = {key: value for key, value in self.to_dict().items() if value}
         text = json.dumps(fields, indent=2) if str(file).endswith(".json") else yaml.safe_dump(fields, sort_keys=False)
-        Path(file).write_text(text, encoding="utf-8")
+        HEAD_SET.write(file, text.encode())
 
     def to_dict(self) -> dict[str, object]:
         """Identifiers, weights, source and digests of the model as plain data."""

@@ -2,13 +2,14 @@
 
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from headscope.base.user_input import expand_path, quote
-from headscope.errors import BadInput, ResourceMissing
+from headscope.errors import BadInput, ResourceMissing, did_you_mean
 
 MAX_YAML_DEPTH, MAX_YAML_NODES = 100, 100_000
 """Deepest nesting of a YAML file, and most nodes after its aliases are replaced by what they refer to."""
@@ -52,6 +53,17 @@ def read_json_lines(file: str, file_kind: str) -> list[tuple[str, Any]]:
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{location}: {json_fault(error)}. Write one JSON object per line") from error
     return values
+
+
+def check_keys(content: Any, location: str, required: Collection[str], optional: Collection[str] = ()) -> None:
+    """Raise BadInput, naming the location, for anything but an object with the required keys and no unknown one."""
+    if not isinstance(content, dict):
+        raise BadInput(f"{location} is not a JSON object: {quote(content)}. Write keys and values in braces")
+    known = [*required, *optional]
+    problems = [f"no key '{key}'" for key in required if key not in content][:1]
+    problems += [f"the unknown key {quote(key)}{did_you_mean(key, known)}" for key in content if key not in known][:1]
+    if problems:
+        raise BadInput(f"{location} has {' and '.join(problems)}. Use the keys {', '.join(known)}")
 
 
 def read_json(file: Path, source_name: str) -> Any:

@@ -24,11 +24,15 @@ MAX_LENGTH = 2**31 - 1
 def check_path(value: object, argument_name: str) -> Path:
     """The path, with "~" expanded.
 
-    Raises BadInput, naming it `argument_name`, for an empty text and for a value that is neither text nor a path.
+    Raises BadInput, naming it `argument_name`, for a value that is neither text nor a path, for an empty text, and for
+    the home of an unknown user.
     """
-    if not isinstance(value, str | Path) or value == "":
+    if not isinstance(value, str | Path) or value == "" or "\0" in str(value):
         raise BadInput(f"{argument_name} is {quote(value)}, not a path. Give a text or a Path")
-    return Path(os.path.expanduser(value))
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise BadInput(f"{argument_name} {quote(str(value))} has no home folder ({error}). Check the path") from error
 
 
 def check_possible_path(value: object, argument_name: str) -> Path:

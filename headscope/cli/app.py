@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,11 +79,12 @@ def demo(
     The model is SmolLM2-135M-Instruct, quantised to four bits. The schemes are base, YaRN, YaRN without its attention
     factor, and AdaRoPE. Takes a few minutes on two cores. A model of the hub: headscope run --model base=ORG/NAME
     """
-    from headscope.rendering.html_page import check_report_file
+    from headscope.rendering.html_page import REPORT
     from headscope.study.config import read_study
 
-    check_report_file(report, "--report")  # before the minutes that the measurement takes
+    replace(REPORT, option="--report").check(report)  # before the minutes that the measurement takes
     study = read_study(STUDY_FILES / "demo.yaml", {"texts": {"docs": docs}})
+    signals.announce_resume(True)
     run = execute(study, out, resume=True, quiet=quiet)  # an interrupted demo simply continues
     from headscope.rendering.console import print_line
     from headscope.rendering.terminal import print_summary, print_warnings
@@ -320,7 +322,7 @@ def main() -> None:
         print(f"headscope: {' '.join(error.format_message().split())}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        _print_last_line(signals.MESSAGE)
+        _print_last_line(signals.message())
         sys.exit(signals.EXIT_CODE)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not _has_working_directory():

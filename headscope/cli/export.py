@@ -20,17 +20,17 @@ def write_figures(paths: list[Path], topic: str, out: Path | None, width: str | 
     """
     if out is None:
         raise BadInput("--chart writes a figure. Name its file, e.g. --out figure.pdf")
-    from headscope.rendering import notebook
+    from headscope.rendering import figure_files, notebook
     from headscope.runs.run import combine_runs, open_runs
 
+    figure_files.check_figure(out, _parse_width(width))
     run = combine_runs(open_runs(paths))
     run.check()
     charts = notebook.charts(run, topic)
-    files = charts.files(user_input.expand_path(out, "--out"))
-    if not files:
+    if not charts:
         raise BadInput(f"{user_input.quote(topic)} has tables and no chart. Use the title of a chart")
-    for chart, file in zip(charts.charts, files, strict=True):
-        print(f"Figure: {chart.save(file, _parse_width(width))}  {notebook.chart_title(chart)}")
+    for chart, file in zip(charts, charts.save(out, _parse_width(width)), strict=True):
+        print(f"Figure: {file}  {notebook.chart_title(chart)}")
 
 
 def _parse_width(width: str | None) -> str | float | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from headscope.base import user_input
+from headscope.base import signals, user_input
 from headscope.base.user_input import MAX_DOCUMENTS, MAX_SEED, MAX_WORKERS
 from headscope.compat.typer import DISPLAY_TYPE
 from headscope.errors import BadInput
@@ -209,6 +209,12 @@ def _check_argument(param: Any, value_type: str, text: str) -> None:
         raise BadInput(f"{name} must be {kind}{bounds}: {user_input.quote(text)}. Use e.g. {example}")
 
 
+def _expand_paths(value: Any, name: str) -> Any:
+    if isinstance(value, list):
+        return [_expand_paths(item, name) for item in value]
+    return user_input.check_path(value, name) if isinstance(value, Path) else value
+
+
 class GroupedCommand(TyperCommand):
     """A command whose help is plain text and cuts no value. It ends with the common options, and shows no type for
     flags that take no value. It checks paths, numbers and empty values itself: typer's messages lack advice."""
@@ -243,6 +249,13 @@ class GroupedCommand(TyperCommand):
                     formatter.write(f"  {paragraph}\n")
                 else:
                     formatter.write_text(paragraph)
+
+    def invoke(self, ctx: "Context") -> Any:
+        """Run the command, with "~" in its paths expanded."""
+        if "resume" in ctx.params:
+            signals.announce_resume(ctx.params["resume"])
+        ctx.params |= {name: _expand_paths(value, name) for name, value in ctx.params.items()}
+        return super().invoke(ctx)
 
     def get_params(self, ctx: "Context") -> list[Any]:
         params = super().get_params(ctx)

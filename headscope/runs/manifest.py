@@ -40,6 +40,7 @@ MANIFEST_SHAPE: Mapping[str, Any] = {
         {
             **dict.fromkeys(("label", "spec", "checkpoint", "scheme", "weights_sha256"), TEXT),
             "step": STEP,
+            "prompt_tokens?": [integer_between(1, 2**31)],
             "geometry": dict.fromkeys(("layers", "heads", "kv_groups"), INDEX_COUNT),
         }
     ],

@@ -102,6 +102,10 @@ class CombinedRun(Run):
             entry = entries.setdefault(model["label"], model)
             for name in ("documents_sha256", "texts_sha256"):
                 entry[name] = {**(model.get(name) or {}), **(entry.get(name) or {})}
+            if "prompt_tokens" in model and "prompt_tokens" in entry:
+                entry["prompt_tokens"] = sorted({*entry["prompt_tokens"], *model["prompt_tokens"]})
+            else:  # a run of an earlier version does not say how long its prompts are
+                entry.pop("prompt_tokens", None)
         super().__init__(runs[0].path, {"models": [*entries.values()], "tables": rows})
         self.name = " + ".join(run.name for run in runs)
         self.parts = list(runs)

@@ -125,6 +125,7 @@ class PromptSets:
         """
         sets = {other: [self.open(other, source) for source in self.sources] for other in self.context.labels}[label]
         check_set_names(sets)
+        self.context.prompt_lengths[label].update(length for pairs in sets for length in pairs.clean_lengths)
         return sets
 
     def open(self, label: str, source: str) -> PairSet:
