@@ -5,8 +5,12 @@ and exits with its `exit_code`. Any other exception is a bug and keeps its trace
 """
 
 import difflib
+import logging
 from collections.abc import Callable, Iterable
+from functools import cache
 from string import Formatter
+
+log = logging.getLogger("headscope")
 
 
 class HeadscopeError(Exception):
@@ -116,6 +120,12 @@ class Interrupted(HeadscopeError):
     """The work was interrupted. Finished work items are kept, and `--resume` continues."""
 
     exit_code = 4
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Log a warning, unless this process has logged it before."""
+    log.warning(message)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -204,6 +204,7 @@ def test_leaving_restores_the_model_bit_for_bit(model: Model) -> None:
         ([], "zero", ("heads", "L18H6")),
         (["L0H0"], "maen", ("'maen'", "'mean'", "zero", "mean:text", "resample")),
         (["L0H0"], "zero:1", ("'zero:1'", "'zero'", "zero", "mean:text", "resample")),
+        (["L0H0"], "streaming", ("'streaming'", "streaming:4+64")),
         (["L0H0"], "Top:4", ("'Top:4'", "top:64", "top", "group-top")),
         (["L0H0"], "top:x", ("'top:x'", "top:KEYS")),
         (["L0H0"], "scale:nan", ("'scale:nan'", "scale:0.5")),

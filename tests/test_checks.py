@@ -214,6 +214,8 @@ def test_too_few_documents_leave_a_statistic_undecided() -> None:
         ("- {result: x, at_last: 1}", ["check 1", "'at_last'", "'at_least'"]),
         ("- {result: x, at_least: much}", ["check 1", "'at_least'", "'much'"]),
         ("- {statistic: induction, head: top, at_least: 1}", ["check 1", "'head'", "'top'", "L18H6"]),
+        ("- {statistic: induction, head: 18.6, at_least: 1}", ["check 1", "'head'", "18.6", "quotes"]),
+        ("- {statistic: induction, head: [L1H1], at_least: 1}", ["check 1", "'head'", "['L1H1']", "L18H6"]),
         ("- {result: x, at_least: .nan}", ["check 1", "'at_least'", "nan"]),
     ],
 )

@@ -23,7 +23,7 @@ import headscope as hs
 from headscope.attention import kernel
 from headscope.compat import torch as private_torch
 from headscope.compat.library_name import Library, LibraryName
-from headscope.errors import IncompatibleLibrary
+from headscope.errors import IncompatibleLibrary, warn_once
 from headscope.forward.capture import capturing
 from headscope.positions.model import load
 
@@ -204,7 +204,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
 def test_attention_without_the_kernel_has_the_same_bits_and_log_sum_exp(
     without_kernel: Callable[[], AbstractContextManager[None]], dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
-    private_torch._warn_once.cache_clear()
+    warn_once.cache_clear()
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, heads, 300, 16, generator=generator).to(dtype) for heads in (4, 2, 2))
     expected = attended(q, k, v)

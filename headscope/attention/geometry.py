@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from headscope.errors import BadInput
+
 RotaryLayout = Literal["half", "interleaved"]
 
 
@@ -74,6 +76,25 @@ class Geometry:
     def has_head(self, number: int, head: int) -> bool:
         """Whether the layer with this number has attention and this query head."""
         return number in self.layer_numbers and 0 <= head < self.layer_heads[self.layer_numbers.index(number)]
+
+    def check_shape(self, source: str, shape: tuple[int, int] | None, model: str, per_group: bool = False) -> None:
+        """Raise BadInput if `source` states another shape than the model's: [layers, heads], or [layers, KV groups]."""
+        counts = self.layer_kv_groups if per_group else self.layer_heads
+        if shape is None or (self.layer_numbers == tuple(range(shape[0])) and {*counts} == {shape[1]}):
+            return
+        noun, own = ("KV groups" if per_group else "heads"), " or ".join(map(str, sorted({*counts})))
+        advice = "Give those of this model"
+        if not per_group and shape == (self.layers, self.kv_groups):
+            advice = (
+                "It has a column per KV group, not per head: name heads, as in L0H1, or import a .tsv of DuoAttention"
+            )
+        if self.layer_numbers[-1] >= self.layers:
+            own += f", numbered {', '.join(map(str, self.layer_numbers))}"
+            advice = f"Name the heads, as in L{self.layer_numbers[0]}H0"
+        raise BadInput(
+            f"{source} has scores of {shape[0]} layers of {shape[1]} {noun}, but model '{model}' has {self.layers} "
+            f"layers of {own} {noun}. {advice}"
+        )
 
     def suggest_heads(self, number: int) -> str:
         """What to use instead of a head that the layer with this number does not have, as a sentence."""

@@ -64,6 +64,8 @@ def ablation_name(text: str, left_out: Mapping[str, str] = MappingProxyType({}),
     if family in left_out:
         accepted = ", ".join(other for other in KINDS if other not in left_out)
         raise ValueError(f"{quote(text)} {left_out[family]}. Use one of: {accepted}, or a rule such as top:64")
+    if text == "streaming":
+        raise ValueError("ablation 'streaming' has no sizes. Write them as in streaming:4+64")
     if family not in KINDS and not is_rule:
         names = [*(other for other in KINDS if other not in left_out), *others]
         raise ValueError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from headscope.base.heads import Head, format_unit, parse_head
+from headscope.base.heads import Head, check_head, format_head, format_unit, parse_head, to_head
 from headscope.base.input_files import read_json, read_text_file, read_yaml
 from headscope.base.model_identity import NO_DIGESTS, WeightDigests
 from headscope.base.user_input import check_path, expand_path, parse_index, quote
@@ -21,9 +21,7 @@ from headscope.errors import BadInput, ResourceMissing
 DUO_FILE = "full_attention_heads.tsv"
 ORIGIN_FILE = "headscope.json"
 """The file that says where exported scores come from: in their folder, or beside them with their name before it."""
-HEAD_SET_KEYS = ("heads", "weights", "source", "model_digests", "model_digest")
-MAX_INDEX = 2**15
-"""Numbers of layers and heads are stored in 16 bits."""
+HEAD_SET_KEYS = ("heads", "weights", "source", "model", "shape", "model_digests", "model_digest")
 FORMS = "Use a head set, a list of heads such as [L18H6, 18-7], or scores that headscope export can write"
 
 Row = tuple[int, int, float | None]
@@ -36,7 +34,8 @@ class HeadFile:
 
     A list (`is_list`) names some heads, in order of rank; other files have a score for each head of a model, or for
     each KV group (`per_group`). `name` is that of the scores, or what a head set says of its selection; `model` and
-    `digests` are those of the model that the heads belong to, as far as the file says.
+    `digests` are those of the model that the heads belong to, as far as the file says. `shape` is its number of layers,
+    and of heads or KV groups, if the file is a matrix or has a score for all of them.
     """
 
     rows: Sequence[Row]
@@ -45,6 +44,7 @@ class HeadFile:
     per_group: bool = False
     model: str = ""
     digests: WeightDigests = NO_DIGESTS
+    shape: tuple[int, int] | None = None
 
     @property
     def is_mask(self) -> bool:
@@ -81,6 +81,9 @@ def read_heads(path: Path | str, column: str | None = None) -> HeadFile:
       that keep the whole context);
     - scores of KV groups: a folder of DuoAttention or its .tsv.
 
+    Whole numbers in rows of 2 or 3 are heads, [layer, head] or [layer, head, score]; a matrix of 2 or 3 heads per layer
+    has decimals. Rows of only 0 and 1 may be either, and are refused.
+
     The model is known from the file that headscope exports beside the scores, from a head set, from a CSV column
     `model`, or from QRHead's model_name_or_path. Raises ResourceMissing without the file, BadInput for other content.
     """
@@ -92,28 +95,37 @@ def read_heads(path: Path | str, column: str | None = None) -> HeadFile:
     try:
         content = _read_file(file, column)
         _check_rows(content)
+        origin = _read_origin(file)
+        digests = content.digests or WeightDigests.parse(origin.get("weights"), origin.get("weights_sha256"))
     except BadInput:
         raise
     except (ValueError, OverflowError, EOFError, csv.Error) as error:
         raise BadInput(f"heads of '{file}': {' '.join(str(error).split())[:200]}. {FORMS}") from error
-    origin = _read_origin(file)
-    digests = content.digests or WeightDigests.from_record(origin.get("weights"), origin.get("weights_sha256"))
-    return replace(content, model=str(origin.get("model") or content.model), digests=digests)
+    shape = content.shape or (None if content.is_list else _shape_of_all(content.rows))
+    return replace(content, model=str(origin.get("model") or content.model), digests=digests, shape=shape)
 
 
 def _read_file(file: Path, column: str | None) -> HeadFile:
     if file.is_dir():
         if not (file / DUO_FILE).is_file():
-            raise ResourceMissing(f"no {DUO_FILE} in '{file}'. Give the folder of a DuoAttention pattern")
+            raise ResourceMissing(
+                f"no {DUO_FILE} in '{file}'. Give a file, a folder of DuoAttention, or a run as "
+                "run:FOLDER:STATISTIC:COUNT"
+            )
         file = file / DUO_FILE
     source = f"heads '{file}'"
     if file.suffix == ".tsv":
         lines = read_text_file(file, source).splitlines()
-        return HeadFile(_matrix([line.split("\t") for line in lines if line.strip()]), file.stem, per_group=True)
+        try:
+            return _read_matrix([line.split("\t") for line in lines if line.strip()], file.stem, per_group=True)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}. A .tsv is a matrix of scores of KV groups. Save a table with a header as .csv, with commas"
+            ) from error
     if file.suffix == ".csv":
         return _read_csv(file, read_text_file(file, source), column)
     if file.suffix == ".npy":
-        return HeadFile(_matrix(_read_array(file)), file.stem)
+        return _read_matrix(_read_array(file), file.stem)
     content = read_json(file, source) if file.suffix == ".json" else read_yaml(file, source)
     if isinstance(content, str):
         content = re.split(r"[,\s]+", content.strip(", \n"))
@@ -157,17 +169,26 @@ def _read_head_set(content: Mapping[str, Any]) -> HeadFile:
     if unknown := [key for key in content if key not in HEAD_SET_KEYS]:
         raise ValueError(f"unknown key {quote(unknown[0])}. Use: {', '.join(HEAD_SET_KEYS)}")
     heads = [_parse_entry(entry)[0] for entry in _list(content["heads"])]
-    weights = [*map(_number, _list(content["weights"]))] if content.get("weights") else [None] * len(heads)
+    weights = [None] * len(heads) if content.get("weights") is None else [*map(_number, _list(content["weights"]))]
     if len(weights) != len(heads):
         raise ValueError(f"{len(weights)} weights for {len(heads)} heads. Give one weight per head")
-    digests = WeightDigests.from_record(content.get("model_digests"), content.get("model_digest"))
+    digests = WeightDigests.parse(content.get("model_digests"), content.get("model_digest"))
+    shape = None if content.get("shape") is None else parse_shape(_list(content["shape"]))
     rows = [(*head, weight) for head, weight in zip(heads, weights, strict=True)]
-    return HeadFile(rows, str(content.get("source", "")), is_list=True, digests=digests)
+    source, model = (str(content.get(key) or "") for key in ("source", "model"))
+    return HeadFile(rows, source, is_list=True, model=model, digests=digests, shape=shape)
 
 
 def _read_list(content: list[Any], name: str) -> HeadFile:
-    if content and all(isinstance(row, list) and _is_numbers(row) and not _is_head(row) for row in content):
-        return HeadFile(_matrix(content), name)
+    if content and all(isinstance(row, list) and _is_numbers(row) for row in content):
+        heads = [row for row in content if _is_head(row)]
+        if not heads:
+            return _read_matrix(content, name)
+        if len(heads) < len(content) or {number for row in content for number in row} <= {0, 1}:
+            raise ValueError(
+                f"{quote(heads[0])} may be a head [layer, head] or a row of a matrix. Write heads as names, "
+                f"{format_head(*heads[0][:2])}, or a matrix with decimals, {[*map(float, heads[0])]}"
+            )
     entries = [_parse_entry(entry) for entry in content]
     if len({score is None for _, score in entries}) > 1:
         raise ValueError("some heads have a score and others none")
@@ -188,7 +209,7 @@ def _parse_entry(entry: Any) -> tuple[Head, float | None]:
     """A head of a list, alone or with its score. Raises ValueError for anything else."""
     if not isinstance(entry, list) or not entry:
         return parse_head(entry), None
-    head, rest = (tuple(entry[:2]), entry[2:]) if _is_head(entry) else (_parse_entry(entry[0])[0], entry[1:])
+    head, rest = (to_head(entry[:2]), entry[2:]) if _is_head(entry) else (to_head(entry[0]), entry[1:])
     if len(rest) > 1:
         raise ValueError(f"{quote(entry)} is not a head with one score")
     return head, _number(rest[0]) if rest else None
@@ -214,12 +235,27 @@ def _number(value: Any) -> float:
         raise ValueError(f"{quote(value)} is not a number") from error
 
 
-def _matrix(values: Any) -> list[Row]:
-    """The rows of a matrix [layers, heads]."""
+def parse_shape(values: Iterable[Any]) -> tuple[int, int]:
+    """A number of layers and one of heads. Raises ValueError for anything else."""
+    layers, *heads = map(parse_index, values)
+    if len(heads) != 1 or not (layers and heads[0]):
+        raise ValueError(f"shape {quote(values)} is not a number of layers and one of heads. Write it as in [30, 9]")
+    return layers, heads[0]
+
+
+def _shape_of_all(rows: Sequence[Row]) -> tuple[int, int] | None:
+    """The shape of these distinct heads if they are all those of some model: more than one, without a gap."""
+    layers, heads = (1 + max(row[at] for row in rows) for at in (0, 1))
+    return (layers, heads) if len(rows) == layers * heads > 1 else None
+
+
+def _read_matrix(values: Any, name: str, per_group: bool = False) -> HeadFile:
+    """The scores of a matrix [layers, heads], or [layers, KV groups]."""
     rows = [[*map(_number, _list(row))] for row in _list(values)]
     if len({*map(len, rows)}) > 1:
         raise ValueError("the rows of the matrix have different lengths")
-    return [(layer, head, score) for layer, scores in enumerate(rows) for head, score in enumerate(scores)]
+    scores = [(layer, head, score) for layer, row in enumerate(rows) for head, score in enumerate(row)]
+    return HeadFile(scores, name, per_group=per_group, shape=(len(rows), len(rows[0])) if rows else None)
 
 
 def _read_csv(file: Path, text: str, column: str | None) -> HeadFile:
@@ -239,7 +275,7 @@ def _read_csv(file: Path, text: str, column: str | None) -> HeadFile:
             "by commas and decimals by points"
         )
     try:
-        heads = [(int(line["layer"]), int(line["head"])) for line in lines]
+        heads = [(parse_index(str(line["layer"]).strip()), parse_index(str(line["head"]).strip())) for line in lines]
         rows = [(*head, None if name is None else _number(line[name])) for head, line in zip(heads, lines, strict=True)]
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(
@@ -275,8 +311,7 @@ def _check_rows(content: HeadFile) -> None:
     heads: set[Head] = set()
     for layer, head, score in content.rows:
         unit = format_unit(layer, head, content.per_group)
-        if not (0 <= layer < MAX_INDEX and 0 <= head < MAX_INDEX):
-            raise ValueError(f"no model has layer {quote(layer)} and head {quote(head)}")
+        check_head(layer, head)
         if (layer, head) in heads:
             raise ValueError(f"{unit} appears twice. Name it once")
         if score is not None and not math.isfinite(score):

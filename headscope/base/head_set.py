@@ -1,9 +1,11 @@
 """Sets of heads: what selections, ablations and exports exchange."""
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,11 @@ import numpy.typing as npt
 import pandas as pd
 import yaml
 
-from headscope.base.head_files import no_ranking, read_heads
-from headscope.base.heads import Head, estimate_mask, format_head, parse_head
+from headscope.base.head_files import no_ranking, parse_shape, read_heads
+from headscope.base.heads import Head, estimate_mask, format_head, to_heads
 from headscope.base.model_identity import NO_DIGESTS, WeightDigests
 from headscope.base.output_files import Output
+from headscope.base.user_input import check_path, quote
 from headscope.errors import BadInput, did_you_mean
 
 HEAD_SET = Output("a file of heads", b"heads", "file")
@@ -24,21 +27,34 @@ HEAD_SET = Output("a file of heads", b"heads", "file")
 class HeadSet:
     """Distinct heads in order of rank, with an optional weight each, and where they come from.
 
-    `source` says how they were selected; `model_digests` are those of the weights they were measured on.
-    Two sets are equal if they hold the same heads with the same weights in the same order.
+    `source` says how they were selected; `model_digests` are those of the weights they were measured on, `model` its
+    name, and `shape` its number of layers and of heads per layer, where a file says so. Raises BadInput for what is no
+    head or appears twice, and for a weight that is not finite.
     """
 
     heads: tuple[Head, ...]
     weights: tuple[float, ...] | None = None
     source: str = ""
     model_digests: WeightDigests = NO_DIGESTS
+    model: str = ""
+    shape: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "heads", to_heads(self.heads))
+            object.__setattr__(self, "shape", self.shape and parse_shape(self.shape))
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"these are not the heads of a set: {error}") from error
         if len({*self.heads}) < len(self.heads):
             repeated = next(head for head in self.heads if self.heads.count(head) > 1)
             raise BadInput(f"head {format_head(*repeated)} appears twice in one set. List each head once")
         if self.weights is not None and len(self.weights) != len(self.heads):
             raise BadInput(f"{len(self.weights)} weights for {len(self.heads)} heads. Give one weight per head")
+        if self.weights is not None:
+            for head, weight in zip(self.heads, self.weights, strict=True):
+                if not isinstance(weight, Real) or isinstance(weight, bool) or not math.isfinite(weight):
+                    raise BadInput(f"the weight of {format_head(*head)} is {quote(weight)}. Give a finite number")
+            object.__setattr__(self, "weights", tuple(map(float, self.weights)))
 
     @classmethod
     def parse(cls, text: str | Iterable[str], source: str = "") -> "HeadSet":
@@ -46,8 +62,8 @@ class HeadSet:
 
         Raises ValueError naming the first that is not a head.
         """
-        parts = re.split(r"[,_\s]+", text) if isinstance(text, str) else text
-        return cls(tuple(dict.fromkeys(parse_head(part.strip()) for part in parts if part.strip())), source=source)
+        names = filter(None, re.split(r"[,_\s]+", text)) if isinstance(text, str) else text
+        return cls(tuple(dict.fromkeys(to_heads(names))), source=source)
 
     @classmethod
     def top(
@@ -98,16 +114,21 @@ class HeadSet:
             raise BadInput(f"the mask in '{file}' selects no head. Set some of its values to 1")
         weights = () if content.is_mask else tuple(score for *_, score in rows if score is not None)
         source = content.name if content.is_list else f"{content.name}, {file}"
-        return cls(tuple((layer, head) for layer, head, _ in rows), weights or None, source, content.digests)
+        heads = tuple((layer, head) for layer, head, _ in rows)
+        return cls(heads, weights or None, source, content.digests, content.model, content.shape)
 
     def write(self, file: Path | str) -> None:
         """Write the set as YAML, or as JSON if the file ends in .json. An older file of a set is replaced.
 
-        Raises CannotWrite if there is another file, or if the file cannot be written.
+        Raises BadInput for the ending of a table, which `read` would take it for; CannotWrite if there is another file,
+        or if the file cannot be written.
         """
-        fields = {key: value for key, value in self.to_dict().items() if value}
-        text = json.dumps(fields, indent=2) if str(file).endswith(".json") else yaml.safe_dump(fields, sort_keys=False)
-        HEAD_SET.write(file, text.encode())
+        path = check_path(file, "file")
+        if path.suffix in (".csv", ".tsv", ".npy"):
+            raise BadInput(f"'{path}' has the ending of a table, and a head set is YAML or JSON. Use .yaml or .json")
+        fields = {key: value for key, value in self.to_dict().items() if value or key == "heads"}
+        text = json.dumps(fields, indent=2) if path.suffix == ".json" else yaml.safe_dump(fields, sort_keys=False)
+        HEAD_SET.write(path, text.encode())
 
     def to_dict(self) -> dict[str, object]:
         """Identifiers, weights, source and digests of the model as plain data."""
@@ -115,6 +136,8 @@ class HeadSet:
             "heads": self.identifiers,
             "weights": None if self.weights is None else [*self.weights],
             "source": self.source,
+            "model": self.model,
+            "shape": None if self.shape is None else [*self.shape],
             "model_digests": self.model_digests.to_dict(),
         }
 
@@ -138,16 +161,18 @@ class HeadSet:
 
     def __or__(self, other: Collection[Head]) -> "HeadSet":
         heads = (*self.heads, *(head for head in other if head not in self.heads))
-        others = getattr(other, "model_digests", NO_DIGESTS)
-        if not self.model_digests.matches(others):
+        others = other if isinstance(other, HeadSet) else HeadSet(())
+        shape, model = self.shape or others.shape, self.model or others.model
+        if not self.model_digests.matches(others.model_digests) or shape != (others.shape or self.shape):
             raise BadInput("these heads were measured on two models with different weights. Combine heads of one model")
-        return HeadSet(heads, model_digests=self.model_digests.shared_with(others))
+        digests = self.model_digests.shared_with(others.model_digests)
+        return HeadSet(heads, model_digests=digests, model=model, shape=shape)
 
     def __and__(self, other: Collection[Head]) -> "HeadSet":
-        return HeadSet(tuple(head for head in self.heads if head in other), model_digests=self.model_digests)
+        return replace(self, heads=tuple(head for head in self.heads if head in other), weights=None, source="")
 
     def __sub__(self, other: Collection[Head]) -> "HeadSet":
-        return HeadSet(tuple(head for head in self.heads if head not in other), model_digests=self.model_digests)
+        return replace(self, heads=tuple(head for head in self.heads if head not in other), weights=None, source="")
 
     def __str__(self) -> str:
         return ",".join(self.identifiers)

@@ -1,11 +1,14 @@
 """Head identifiers such as L18H6, and which values of heads are estimates."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Number
+from operator import index
 from typing import Any
 
 import pandas as pd
+
+from headscope.base.user_input import quote
 
 EXACT = "exact"
 """Method of a measured value. Every other method is an estimate."""
@@ -33,6 +36,8 @@ def mark_of(row: Mapping[Any, Any] | pd.Series, name: str) -> str:
 
 Head = tuple[int, int]
 """Layer and query head, both from 0."""
+MAX_INDEX = 2**15
+"""Numbers of layers and heads are stored in 16 bits."""
 
 
 def parse_unit(text: Any) -> tuple[int, int, bool]:
@@ -42,12 +47,14 @@ def parse_unit(text: Any) -> tuple[int, int, bool]:
     """
     if isinstance(text, Number):  # also those of numpy
         raise ValueError(
-            f"{text} is a number, not a head: 1.1 and 1.10 are one number. Write L1H10, or in quotes '1.10'"
+            f"{text} is a number, not a head: 1.1 and 1.10 are one number. Write L1H10, in quotes '1.10', or pairs "
+            "in a list, [(1, 10)]"
         )
-    text = str(text)
-    match = re.fullmatch(r"[lL]?([0-9]{1,5})(?:\.[hH]?|[hH]|-)(g?)([0-9]{1,5})", text)
+    if text == "all":
+        raise ValueError("'all' is not one head. Use it alone, where all heads are a choice, or name heads as in L18H6")
+    match = re.fullmatch(r"[lL]?([0-9]{1,5})(?:\.[hH]?|[hH]|-)(g?)([0-9]{1,5})", str(text).strip())
     if match is None:
-        raise ValueError(f"'{text[:60]}' is not a head. Write layer and head as in L18H6 or 18.6")
+        raise ValueError(f"{quote(text)} is not a head. Write layer and head as in L18H6 or 18.6")
     return int(match[1]), int(match[3]), bool(match[2])
 
 
@@ -57,6 +64,34 @@ def parse_head(text: Any) -> Head:
     if is_group:
         raise ValueError(f"'{text}' is a KV group. Name its heads, as in L{layer}H0")
     return layer, number
+
+
+def to_head(value: Any) -> Head:
+    """The head of a name, see `parse_head`, or of a pair (layer, head). Raises ValueError for anything else."""
+    if isinstance(value, str | bytes | Number):
+        return parse_head(value)
+    try:
+        layer, head = (number if isinstance(number, bool) else index(number) for number in value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{quote(value)} is not a head. Write L18H6, or a pair of layer and head, (18, 6)") from error
+    check_head(layer, head)
+    return layer, head
+
+
+def to_heads(values: Any) -> tuple[Head, ...]:
+    """The heads of names and pairs, see `to_head`. Raises ValueError for what holds none, such as one text."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ValueError(
+            f"{quote(values)} is not a list of heads. Use names such as L18H6,L5H3, or a list of names or pairs "
+            "(layer, head)"
+        )
+    return tuple(map(to_head, values))
+
+
+def check_head(layer: int, head: int) -> None:
+    """Raise ValueError for numbers of a layer and a head that no model has."""
+    if not all(0 <= number < MAX_INDEX and not isinstance(number, bool) for number in (layer, head)):
+        raise ValueError(f"no model has layer {quote(layer)} and head {quote(head)}")
 
 
 def format_head(layer: int, head: int) -> str:

@@ -24,7 +24,7 @@ def read_text_file(file: Path, source_name: str) -> str:
     try:
         if file.exists() and not file.is_file():
             raise BadInput(f"cannot read {source_name}: it is not a regular file. Give the path of a file")
-        return file.read_text(encoding="utf-8-sig")
+        text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadInput(
             f"cannot read {source_name}: it is not UTF-8 text (byte {error.start}). Save it as UTF-8"
@@ -33,6 +33,9 @@ def read_text_file(file: Path, source_name: str) -> str:
         raise
     except OSError as error:
         raise BadInput(f"cannot read {source_name}: {error.strerror}. Check its path and permissions") from error
+    if "\0" in text:
+        raise BadInput(f"cannot read {source_name}: it has zero bytes, as UTF-16 or binary data. Save it as UTF-8 text")
+    return text
 
 
 def read_json_lines(file: str, file_kind: str) -> list[tuple[str, Any]]:
@@ -50,7 +53,7 @@ def read_json_lines(file: str, file_kind: str) -> list[tuple[str, Any]]:
         location = f"'{file}', line {number}"
         try:
             values += [(location, parse_json(line))] if line.strip() else []
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise BadInput(f"{location}: {json_fault(error)}. Write one JSON object per line") from error
     return values
 
@@ -71,7 +74,7 @@ def read_json(file: Path, source_name: str) -> Any:
     another text and for a key that appears twice."""
     try:
         return parse_json(read_text_file(file, source_name))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise BadInput(f"cannot read {source_name}: {json_fault(error)}. Check the file") from error
 
 
@@ -93,13 +96,13 @@ def json_fault(error: ValueError | RecursionError) -> str:
 def parse_json(text: str) -> Any:
     """The value of a JSON text.
 
-    Raises ValueError also for a key that appears twice, of which JSON keeps the last, and for half of a character, such
-    as \\ud800, which can be neither stored nor read by a tokenizer.
+    Raises ValueError also for deep nesting, for a key that appears twice, of which JSON keeps the last, and for half of
+    a character, such as \\ud800, which can be neither stored nor read by a tokenizer.
     """
-    value = json.loads(text, object_pairs_hook=_unique_keys)
     try:
+        value = json.loads(text, object_pairs_hook=_unique_keys)
         json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
+    except (UnicodeEncodeError, RecursionError) as error:
         raise ValueError(json_fault(error)) from error
     return value
 

@@ -5,12 +5,14 @@ comparison of two models in headscope. This module needs no torch. A run may rec
 lists the fields that one of the two models lacks as unknown.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any, Literal
 
 from headscope.base.model_spec import normalized_scheme
+from headscope.base.user_input import quote
 from headscope.errors import BadInput
 
 AcceptedWeights = Literal["same", "any"]
@@ -97,6 +99,20 @@ class WeightDigests:
         if not isinstance(digests, Mapping):
             return cls(str(digests or ""))
         return cls(**{name: str(digests.get(name) or "") for name in ("bfloat16", "float16", "exact")})
+
+    @classmethod
+    def parse(cls, digests: Any, weights_sha256: Any = None) -> "WeightDigests":
+        """The digests of `from_record` in a file that a user may have written.
+
+        Raises ValueError for an unknown kind, which would count for nothing, and for what is no SHA-256.
+        """
+        kinds = digests if isinstance(digests, Mapping) else {"bfloat16": digests}
+        for kind, digest in (*kinds.items(), ("bfloat16", weights_sha256)):
+            if kind not in asdict(NO_DIGESTS):
+                raise ValueError(f"unknown digest {quote(kind)}. Use: {', '.join(asdict(NO_DIGESTS))}")
+            if digest and not re.fullmatch("[0-9a-f]{64}", str(digest)):
+                raise ValueError(f"digest {quote(digest)} is no SHA-256 of 64 hexadecimal digits. Correct or remove it")
+        return cls.from_record(digests, weights_sha256)
 
     def to_record(self) -> dict[str, Any]:
         """The entries of a file that `from_record` reads."""

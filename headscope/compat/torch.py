@@ -1,17 +1,13 @@
 """Private names of torch: attention kernels with the log-sum-exp; hooks, buffers, write counts, compiled modules."""
 
-import logging
 from collections.abc import Callable, Collection, Iterator
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from headscope.compat.library_name import Library, LibraryName
-from headscope.errors import IncompatibleLibrary
+from headscope.errors import IncompatibleLibrary, warn_once
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-log = logging.getLogger("headscope")
 
 TORCH = Library("torch", ("2.13.0", "2.15.0"))
 ATTENTION_ON_GPU = "attention on a GPU"
@@ -74,14 +70,9 @@ def cpu_flash_attention() -> Callable[..., "tuple[Tensor, Tensor]"] | None:
     try:
         kernel: Callable[..., tuple[Tensor, Tensor]] = CPU_FLASH_ATTENTION.resolve()
     except IncompatibleLibrary as error:
-        _warn_once(f"{error}. Until then, headscope computes the log-sum-exp in blocks of rows, which is slower")
+        warn_once(f"{error}. Until then, headscope computes the log-sum-exp in blocks of rows, which is slower")
         return None
     return kernel
-
-
-@cache
-def _warn_once(message: str) -> None:
-    log.warning(message)
 
 
 def original_module(model: Any) -> Any:

@@ -105,7 +105,7 @@ def parse_ablation(kind: str, seed: int = 0) -> Any:
     try:
         rules = known_rules()
         if kind.partition(":")[0] not in rules or is_streaming(kind):
-            kind = ablation_name(kind, others=[*rules])
+            kind = ablation_name(kind, others=[rule for rule in rules if rule != "streaming"])
         name, _, size = kind.partition(":")
         if is_streaming(kind) and kind.count(":") == 1:
             window = StreamingWindow.parse(kind)

@@ -3,16 +3,14 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Number
-from operator import index
-from typing import Any, get_args
+from typing import get_args
 
 from headscope.attention.geometry import Geometry
 from headscope.base.head_set import HeadSet
-from headscope.base.heads import Head, format_head, parse_head
-from headscope.base.model_identity import AcceptedWeights, refuse_other_weights
+from headscope.base.heads import Head, format_head, to_head, to_heads
+from headscope.base.model_identity import AcceptedWeights, refuse_other_name, refuse_other_weights
 from headscope.base.user_input import quote
-from headscope.errors import BadInput
+from headscope.errors import BadInput, warn_once
 from headscope.positions.model import Model
 
 WHOLE_GROUP = -1
@@ -64,20 +62,24 @@ ALL_HEADS = "all"
 
 
 def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:
-    """The heads by index of their attention layer. Raises BadInput for a head that the model does not have."""
+    """The heads by index of their attention layer.
+
+    Raises BadInput for a head that the model does not have, and for a HeadSet of a model of another shape.
+    """
     geometry = model.geometry
+    if isinstance(heads, HeadSet):
+        geometry.check_shape(f"'{heads.source}'" if heads.source else "this head set", heads.shape, model.name)
     if isinstance(heads, str) and heads == ALL_HEADS:
         return {layer: [*range(count)] for layer, count in enumerate(geometry.layer_heads)}
     try:
         if isinstance(heads, Mapping):
-            pairs = [_pair((layer, head)) for layer, members in heads.items() for head in members]
+            pairs = [to_head((layer, head)) for layer, members in heads.items() for head in members]
         else:
-            pairs = [_pair(head) for head in (re.split(r"[,\s]+", heads) if isinstance(heads, str) else heads)]
+            pairs = [*to_heads(re.split(r"[,\s]+", heads) if isinstance(heads, str) else heads)]
     except ValueError as error:
         raise BadInput(str(error)) from error
     except TypeError as error:
-        known = "names such as 'L18H6,L5H3', pairs (layer, head), or a mapping from layers to heads"
-        raise BadInput(f"heads={quote(heads)} names no heads. Use {known}") from error
+        raise BadInput(f"heads={quote(heads)} has no list of a head or more. Write {{18: [6]}}") from error
     if not pairs:
         raise BadInput("no heads are named. Name at least one, e.g. L18H6")
     by_layer: dict[int, list[int]] = {}
@@ -101,19 +103,24 @@ def describe_heads(model: Model, heads: Sequence[LayerHead]) -> str:
     return ",".join(format_head(numbers[layer], head) for layer, head in heads)
 
 
-def refuse_other_head_set(model: Model, heads: Heads, weights: AcceptedWeights) -> None:
-    """Raise BadInput for a HeadSet of other weights, unless `weights` is "any", and for another word than these."""
+def refuse_other_head_set(
+    model: Model, heads: Heads, weights: AcceptedWeights, source: str = "this head set", label: str = ""
+) -> bool:
+    """Raise BadInput for a HeadSet of other weights, unless `weights` is "any", and for another word than these.
+
+    `source` and `label` name the set and the model in messages. A set without digests that names another model gives a
+    warning. Returns whether the weights are other ones.
+    """
+    label = label or model.name
     if weights not in get_args(AcceptedWeights):
         raise BadInput(f"weights={quote(weights)} is unknown. Use one of: {', '.join(get_args(AcceptedWeights))}")
-    if isinstance(heads, HeadSet) and heads.model_digests:
-        refuse_other_weights("this head set", heads.model_digests, model.identity, model.name, weights)
-
-
-def _pair(head: Any) -> Head:
-    """A head from its name or from (layer, head). Raises TypeError or ValueError for anything else."""
-    if isinstance(head, str | Number):
-        return parse_head(head)
-    layer, *numbers = map(index, head)
-    if len(numbers) != 1:
-        raise TypeError
-    return layer, numbers[0]
+    if not isinstance(heads, HeadSet):
+        return False
+    if heads.model_digests:
+        return refuse_other_weights(source, heads.model_digests, model.identity, label, weights)
+    if refuse_other_name(source, heads.model, label, [model.name], "any"):
+        warn_once(
+            f"{source} names model '{heads.model}', and its heads are used in '{label}' ({model.name}). Check that "
+            "they are the same"
+        )
+    return False

@@ -5,17 +5,16 @@ by model inspection, the config is no basis for a scheme, and the scheme is refu
 """
 
 import copy
-import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from headscope.errors import warn_once
 from headscope.models.checkpoint import LoadedModel
 from headscope.models.rope_settings import ORIGINAL_LENGTH_KEY, original_context
 from headscope.models.rotation import cos_sin_tables, preserving_frequencies
@@ -31,7 +30,6 @@ SCALING_KEYS = FAMILY_YARN_KEYS | {
 """Keys of `rope_parameters` that belong to a RoPE scaling, which a scheme replaces."""
 SINUSOIDAL_BASE = 10_000.0
 """Base of the frequencies in GPT-J's and CodeGen's tables of sin and cos."""
-log = logging.getLogger("headscope")
 
 
 def scaled_schedule(
@@ -175,7 +173,7 @@ def _warn_of_replacement(checkpoint: LoadedModel, own_type: str, attention_ratio
         for name, ratio in (("the factor on cos and sin", attention_ratio), ("the softmax scale", softmax_ratio))
         if abs(ratio - 1) > 1e-6
     ]
-    _warn_once(
+    warn_once(
         f"'{checkpoint.name}' already uses RoPE scaling ({own_type}). The scheme replaces it: "
         + ", ".join(["frequencies are computed from the unscaled base", *changes])
     )
@@ -224,11 +222,6 @@ def schedule_at_length(checkpoint: LoadedModel, schedule: Schedule, length: int)
             theta, factor = frequencies_by_type[layer_type]
             thetas[layer], factors[layer] = theta[None], factor if rotation.factor_scales_logits else 1.0
     return replace(schedule, thetas=tuple(thetas), attention_factors=tuple(factors))
-
-
-@cache
-def _warn_once(message: str) -> None:
-    log.warning(message)
 
 
 def _own_rope_parameters(checkpoint: LoadedModel, layer_type: str | None) -> dict[str, Any]:

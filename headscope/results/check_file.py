@@ -73,10 +73,10 @@ class Check(BaseModel):
     """How much higher the value may be than in the run of --against."""
     falls_at_most: Number | None = None
 
-    @field_validator("head")
+    @field_validator("head", mode="before")
     @classmethod
-    def _is_head(cls, text: str | None) -> str | None:
-        return None if text is None else format_head(*parse_head(text))
+    def _is_head(cls, value: Any) -> str | None:
+        return None if value is None else format_head(*parse_head(value))
 
     @model_validator(mode="after")
     def _is_complete(self) -> "Check":

@@ -3,9 +3,12 @@
 import re
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote as encode
+from urllib.parse import unquote
 
+from headscope.base.head_files import parse_shape
 from headscope.base.head_set import HeadSet
-from headscope.base.heads import format_head, parse_head
+from headscope.base.heads import format_head, parse_head, to_head
 from headscope.base.model_identity import WeightDigests
 from headscope.base.user_input import quote
 from headscope.errors import BadInput
@@ -13,40 +16,47 @@ from headscope.runs.run import Run
 
 OTHER_CHOICES = "Other choices: all, file:FILE, run:FOLDER:STATISTIC:COUNT[:MODEL]"
 HEADS_OF_WEIGHTS = "weights:"
-"""Start of weights:DIGESTS:HEAD,..., a head set with the digests of the weights that it was measured on.
+"""Start of weights:ORIGIN:HEAD,..., a head set with the digests of the weights that it was measured on.
 
-DIGESTS are KIND=SHA256, joined by "/", or the SHA-256 of the weights rounded to bfloat16, as older runs have it.
+ORIGIN are KIND=SHA256, shape=LAYERSxHEADS and model=NAME as far as they are known, joined by "/", or the SHA-256 of the
+weights rounded to bfloat16, as older runs have it.
 """
 SOURCES = ("file:", "run:", HEADS_OF_WEIGHTS)
 """Starts of names that stand for several heads."""
 
 
 def format_heads_of_weights(heads: HeadSet) -> str:
-    """A head set with its digests as one name, without its weights and source."""
-    digests = "/".join(f"{kind}={digest}" for kind, digest in heads.model_digests.to_dict().items())
-    return f"{HEADS_OF_WEIGHTS}{digests}:{heads}"
+    """A head set with what is known of its model as one name, without its weights and source."""
+    shape = "x".join(map(str, heads.shape or ()))
+    fields = {**heads.model_digests.to_dict(), "shape": shape, "model": encode(heads.model, safe="")}
+    return f"{HEADS_OF_WEIGHTS}{'/'.join(f'{name}={value}' for name, value in fields.items() if value)}:{heads}"
 
 
 def parse_heads_of_weights(name: str) -> HeadSet:
     """The head set of such a name. Raises ValueError for a part that is not a head."""
-    digests, _, heads = name.removeprefix(HEADS_OF_WEIGHTS).partition(":")
-    kinds = dict(part.split("=", 1) for part in digests.split("/")) if "=" in digests else digests
-    return replace(HeadSet.parse(heads), model_digests=WeightDigests.from_dict(kinds))
+    origin, _, heads = name.removeprefix(HEADS_OF_WEIGHTS).partition(":")
+    fields = dict(part.partition("=")[::2] for part in origin.split("/")) if "=" in origin else {"bfloat16": origin}
+    shape, model = fields.pop("shape", ""), unquote(fields.pop("model", ""))
+    return replace(
+        HeadSet.parse(heads),
+        model_digests=WeightDigests.parse(fields),
+        model=model,
+        shape=parse_shape(shape.split("x")) if shape else None,
+    )
 
 
 def head_names(value: Any) -> Any:
-    """A text such as "L18H6,L3H1", a HeadSet, or pairs (layer, head), as a list of names; any other value unchanged."""
+    """A text such as "L18H6,L3H1", a HeadSet, or pairs (layer, head), as a list of names; any other value unchanged.
+
+    Raises ValueError for an item that is neither a text nor a pair.
+    """
     if isinstance(value, str):
         return [value] if value.startswith(SOURCES) else [name.strip() for name in value.split(",")]
-    if isinstance(value, HeadSet) and value.model_digests:
+    if isinstance(value, HeadSet) and (value.model_digests or value.shape or value.model):
         return [format_heads_of_weights(value)]
     if not isinstance(value, HeadSet | list | tuple):
         return value
-    return [format_head(*item) if _is_pair(item) else item for item in value]
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple) and [type(part) for part in value] == [int, int]
+    return [item if isinstance(item, str) else format_head(*to_head(item)) for item in value]
 
 
 def parse_heads(name: str) -> HeadSet:
@@ -64,7 +74,7 @@ def parse_heads(name: str) -> HeadSet:
 
 def _heads_of_name(name: str) -> HeadSet:
     source, _, rest = name.partition(":")
-    if source == "file" and rest:
+    if source == "file":
         return HeadSet.read(rest)
     if source == "run":
         match = re.fullmatch(r"(.+?):(\w+):([0-9]{1,6})(?::(.+))?", rest)

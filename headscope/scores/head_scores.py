@@ -40,7 +40,7 @@ class HeadScores:
 
     `name` is the statistic, `model` the label or name of the model, `source` the run or file that the scores come from,
     and `model_digests` those of its weights. `per_group` says that `head` counts KV groups, as in files that have one
-    score per KV group; `is_list` that the source is a list of some heads.
+    score per KV group; `shape` is the number of layers, and of heads or KV groups, that a file of all of them states.
     """
 
     table: pd.DataFrame
@@ -49,7 +49,7 @@ class HeadScores:
     source: str = ""
     model_digests: WeightDigests = NO_DIGESTS
     per_group: bool = False
-    is_list: bool = False
+    shape: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         missing = self.table[~np.isfinite(self.table["score"].to_numpy(dtype=np.float64))]
@@ -108,7 +108,8 @@ class HeadScores:
         rows = self.table.sort_values(["layer", "head"]).sort_values("score", ascending=False, kind="stable")
         heads = tuple((int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True))
         source = f"{self.name} of {self.model}" if self.model else self.name
-        return HeadSet(heads, tuple(map(float, rows["score"])), f"{source}, {self.source}", self.model_digests)
+        weights = tuple(map(float, rows["score"]))
+        return HeadSet(heads, weights, f"{source}, {self.source}", self.model_digests, shape=self.shape)
 
     def _matrix(self, rows: pd.DataFrame, column: str) -> Matrix:
         counts = rows.groupby("layer").size()
@@ -136,7 +137,7 @@ def read(path: Path | str, column: str | None = None) -> HeadScores:
         str(Path(path).expanduser()),
         content.digests,
         content.per_group,
-        content.is_list,
+        content.shape,
     )
 
 
@@ -166,20 +167,18 @@ def match_heads(scores: HeadScores, geometry: "Geometry", label: str) -> pd.Data
     """Columns layer, head, kv_group and score; a KV group's score goes to each of its query heads.
 
     Heads that a file of selected heads does not name are left out. Raises BadInput for a layer or head that the model
-    does not have, and for the scores of a smaller model.
+    does not have, and for the scores of a model of another shape.
     """
+    source = f"'{scores.source}'"
+    geometry.check_shape(source, scores.shape, label, scores.per_group)
     unit = "kv_group" if scores.per_group else "head"
     heads = model_heads(geometry)
     table = scores.table[["layer", "head", "score"]].rename(columns={"head": unit})
-    own_units = heads[["layer", unit]].drop_duplicates()
-    layers, units = int(table["layer"].max()) + 1, int(table[unit].max()) + 1
-    is_whole_model = scores.per_group or (len(table) == layers * units > 1 and not scores.is_list)
-    if len(table.merge(own_units)) < len(table) or (is_whole_model and len(table) < len(own_units)):
-        noun, own = ("KV groups", geometry.kv_groups) if scores.per_group else ("heads", geometry.heads)
-        raise BadInput(
-            f"'{scores.source}' has scores of {layers} layers of {units} {noun}, but model '{label}' has "
-            f"{geometry.layers} layers of {own} {noun}. Give the scores of this model"
-        )
+    own_units = {*heads[["layer", unit]].itertuples(index=False, name=None)}
+    for layer, number in table[["layer", unit]].itertuples(index=False, name=None):
+        if (layer, number) not in own_units:
+            name = format_unit(layer, number, scores.per_group)
+            raise BadInput(f"{source} names {name}, but model '{label}' has none. {geometry.suggest_heads(layer)}")
     return heads.merge(table)
 
 

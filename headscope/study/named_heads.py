@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from headscope.base.ablation_names import MEAN_OF_TEXT
-from headscope.base.model_identity import AcceptedWeights, refuse_other_weights
+from headscope.base.model_identity import AcceptedWeights
 from headscope.interventions.ablation import parse_ablation, reference_outputs, reference_tokens
+from headscope.interventions.heads import layer_heads, refuse_other_head_set
 from headscope.interventions.kinds import Replace, mean_over_tokens
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -37,11 +38,12 @@ class NamedHeads:
         return self._sets[name].identifiers
 
     def check(self, model: Model, label: str) -> None:
-        """Raise BadInput for heads that were measured on other weights than the model's, unless the options allow them;
-        then record it."""
+        """Raise BadInput for heads that the model does not have, and for heads that were measured on other weights than
+        the model's, unless the options allow them; then record it."""
         for name, heads in self._sets.items():
             source = f"head set '{heads if name.startswith(HEADS_OF_WEIGHTS) else name}'"
-            if refuse_other_weights(source, heads.model_digests, model.identity, label, self._weights):
+            layer_heads(model, heads)
+            if refuse_other_head_set(model, heads, self._weights, source, label):
                 self.context.record_other_weights(label, source, heads.model_digests.label)
 
 

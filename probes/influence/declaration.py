@@ -1,6 +1,6 @@
 """Options, tables and questions of the influence probe."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -13,6 +13,7 @@ from headscope.base.user_input import MAX_LENGTH
 from headscope.results.effects.results import sweep_questions
 from headscope.results.questions import Question
 from headscope.runs.columns import DOC, GROUP, LAYER, LENGTH, MODEL, Column, Table, key
+from headscope.runs.head_names import head_names
 from headscope.study.config import Options
 from headscope.study.option_rules import Excludes, Needs
 from probes.influence import bands
@@ -99,7 +100,9 @@ class InfluenceOptions(Options):
     @field_validator("heads", mode="before")
     @classmethod
     def _parse_head_sets(cls, value: Any) -> Any:
-        """Parse the sets as written on the command line."""
+        """Parse the sets as written on the command line, and the heads of each set."""
+        if isinstance(value, Mapping):
+            return {name: head_names(heads) for name, heads in value.items()}
         if not isinstance(value, str):
             return value
         sets = [text.partition("=") for text in value.split(";") if text.strip()]

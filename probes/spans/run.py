@@ -14,7 +14,6 @@ from headscope.forward.capture import CapturedLayers
 from headscope.forward.image_inputs import adding_inputs, check_images_are_read_in_order
 from headscope.forward.observe import FinishedPass, observe
 from headscope.forward.prefix_cache import PrefixCachedGenerator
-from headscope.interventions.heads import layer_heads
 from headscope.measures.span_mass import LookbackRatios, SpanMass, TokenWeights
 from headscope.models.loading import load_processor
 from headscope.positions.model import Model
@@ -115,9 +114,7 @@ class SpansRunner:
     def _steering_cells(self, label: str, prompts: Sequence[SpanTokens]) -> list[Cell]:
         _, span = self._pair(label)
         if self._named_heads is not None:
-            model = self.context.model(label)
-            self._named_heads.check(model, label)
-            layer_heads(model, self._named_heads.identifiers)  # refuses an unknown head before anything is measured
+            self._named_heads.check(self.context.model(label), label)
         for prompt, tokens in zip(self.prompts, prompts, strict=True):
             if prompt.images:
                 raise BadInput(f"{prompt.location} has 'images', which steering does not read. Remove 'steer'")

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from headscope.base.heads import format_head, parse_head
 from headscope.errors import OptionError
@@ -22,6 +22,7 @@ from headscope.runs.columns import (
     Table,
     key,
 )
+from headscope.runs.head_names import head_names
 from headscope.study.config import Lengths, PromptOptions
 from headscope.study.option_rules import Needs
 
@@ -75,7 +76,7 @@ class WeightsOptions(PromptOptions):
     distances: list[Annotated[int, Field(ge=0, le=MAX_DISTANCE)]] = Field(
         [0, 1, 8, 64, 512], min_length=1, max_length=64, description="distances of the pairs, in tokens"
     )
-    heads: list[str] = Field(
+    heads: Annotated[list[str], BeforeValidator(head_names)] = Field(
         [],
         max_length=64,
         description="heads such as L18H6 whose logits in their top far rows are attributed to earlier components (QK "
