@@ -14,9 +14,11 @@ import yaml
 from headscope.base.head_files import no_ranking, read_heads
 from headscope.base.heads import Head, estimate_mask, format_head, parse_head
 from headscope.base.model_identity import NO_DIGESTS, WeightDigests
-from headscope.errors import BadInput, did_you_mean
+from headscope.base.public_functions import checked_methods
+from headscope.errors import BadInput, CannotWrite, did_you_mean
 
 
+@checked_methods
 @dataclass(frozen=True)
 class HeadSet:
     """Distinct heads in order of rank, with an optional weight each, and where they come from.
@@ -61,8 +63,8 @@ class HeadSet:
         layer and head; heads without a value are left out. Raises BadInput if the table has no such column, or holds
         several models and `model` names none.
         """
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise BadInput(f"count={count!r}: the number of heads must be a whole number of at least 1. Pass e.g. 5")
+        if count < 1:
+            raise BadInput(f"count={count}: the number of heads must be at least 1. Pass e.g. 5")
         if statistic not in table:
             suggestion = did_you_mean(str(statistic), map(str, table))
             raise BadInput(f"no statistic '{statistic}' in this run{suggestion}. Use a column of run.heads")
@@ -98,10 +100,13 @@ class HeadSet:
         return cls(tuple((layer, head) for layer, head, _ in rows), weights or None, source, content.digests)
 
     def write(self, file: Path | str) -> None:
-        """Write the set as YAML, or as JSON if the file ends in .json."""
+        """Write the set as YAML, or as JSON if the file ends in .json. Raises CannotWrite if that is not possible."""
         fields = {key: value for key, value in self.to_dict().items() if value}
         text = json.dumps(fields, indent=2) if str(file).endswith(".json") else yaml.safe_dump(fields, sort_keys=False)
-        Path(file).write_text(text, encoding="utf-8")
+        try:
+            Path(file).expanduser().write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise CannotWrite(f"cannot write '{file}': {error.strerror}. Choose another file") from error
 
     def to_dict(self) -> dict[str, object]:
         """Identifiers, weights, source and digests of the model as plain data."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from headscope.base.user_input import quote
+
 EXACT = "exact"
 """Method of a measured value. Every other method is an estimate."""
 ESTIMATE_MARK = "~"
@@ -42,12 +44,12 @@ def parse_unit(text: Any) -> tuple[int, int, bool]:
     """
     if isinstance(text, Number):  # also those of numpy
         raise ValueError(
-            f"{text} is a number, not a head: 1.1 and 1.10 are one number. Write L1H10, or in quotes '1.10'"
+            f"{quote(text)} is a number, not a head: 1.1 and 1.10 are one number. Write L1H10, or in quotes '1.10'"
         )
     text = str(text)
     match = re.fullmatch(r"[lL]?([0-9]{1,5})(?:\.[hH]?|[hH]|-)(g?)([0-9]{1,5})", text)
     if match is None:
-        raise ValueError(f"'{text[:60]}' is not a head. Write layer and head as in L18H6 or 18.6")
+        raise ValueError(f"{quote(text)} is not a head. Write layer and head as in L18H6 or 18.6")
     return int(match[1]), int(match[3]), bool(match[2])
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Number
 from operator import index
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from headscope.attention.geometry import Geometry
 from headscope.base.head_set import HeadSet
@@ -55,7 +55,8 @@ def head_unit(geometry: Geometry, layer: int, head: int) -> Unit:
     return Unit(layer, geometry.kv_group(layer, head), head)
 
 
-Heads = str | Mapping[int, Iterable[int]] | Iterable[str | Head]
+HEADS_FORMS = "names such as 'L18H6,L5H3', pairs (layer, head), or a mapping from layers to heads"
+Heads = Annotated[str | Mapping[int, Iterable[int]] | Iterable[str | Head], HEADS_FORMS]
 """A HeadSet, names such as L18H6 (a list, or separated by commas), "all", pairs (layer, head), or a mapping from layers
 to their heads."""
 LayerHead = tuple[int, int]
@@ -68,24 +69,28 @@ def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:
     geometry = model.geometry
     if isinstance(heads, str) and heads == ALL_HEADS:
         return {layer: [*range(count)] for layer, count in enumerate(geometry.layer_heads)}
+    by_layer: dict[int, set[int]] = {}
     try:
-        if isinstance(heads, Mapping):
-            pairs = [_pair((layer, head)) for layer, members in heads.items() for head in members]
-        else:
-            pairs = [_pair(head) for head in (re.split(r"[,\s]+", heads) if isinstance(heads, str) else heads)]
+        for layer, head in map(_pair, _named_heads(heads)):
+            if not geometry.has_head(layer, head):
+                raise BadInput(
+                    f"'{model.name}' has no head {format_head(layer, head)}. {geometry.suggest_heads(layer)}"
+                )
+            by_layer.setdefault(geometry.layer_numbers.index(layer), set()).add(head)
     except ValueError as error:
         raise BadInput(str(error)) from error
     except TypeError as error:
-        known = "names such as 'L18H6,L5H3', pairs (layer, head), or a mapping from layers to heads"
-        raise BadInput(f"heads={quote(heads)} names no heads. Use {known}") from error
-    if not pairs:
+        raise BadInput(f"heads={quote(heads)} names no heads. Use {HEADS_FORMS}") from error
+    if not by_layer:
         raise BadInput("no heads are named. Name at least one, e.g. L18H6")
-    by_layer: dict[int, list[int]] = {}
-    for layer, head in sorted(set(pairs)):
-        if not geometry.has_head(layer, head):
-            raise BadInput(f"'{model.name}' has no head {format_head(layer, head)}. {geometry.suggest_heads(layer)}")
-        by_layer.setdefault(geometry.layer_numbers.index(layer), []).append(head)
-    return by_layer
+    return {layer: sorted(by_layer[layer]) for layer in sorted(by_layer)}
+
+
+def _named_heads(heads: Heads) -> Iterable[Any]:
+    """The heads one by one, as names or pairs."""
+    if isinstance(heads, Mapping):
+        return ((layer, head) for layer, members in heads.items() for head in members)
+    return re.split(r"[,\s]+", heads) if isinstance(heads, str) else heads
 
 
 def layer_heads(model: Model, heads: Heads) -> tuple[LayerHead, ...]:

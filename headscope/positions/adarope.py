@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from headscope.attention.geometry import Geometry
 from headscope.base import user_input
 from headscope.base.model_identity import WeightDigests
-from headscope.errors import BadInput, ResourceMissing
+from headscope.base.public_functions import checked_methods
+from headscope.errors import BadInput, CannotWrite, ResourceMissing, first_line
 from headscope.models.checkpoint import LoadedModel
 from headscope.models.lora import WEIGHTS_FILE
 from headscope.positions.adapter_validation import parse_metadata, validate_metadata, validate_parameter
@@ -51,6 +52,7 @@ def lora_folder_of(adapter_file: Path) -> Path:
     return adapter_file.with_suffix(".lora")
 
 
+@checked_methods
 class AdaRoPE(nn.Module):
     """AdaRoPE parameters as a trainable position schedule.
 
@@ -178,11 +180,17 @@ class AdaRoPE(nn.Module):
         return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     def save(self, path: Path | str, **metadata: Any) -> Path:
-        """Write the adapter file; keyword arguments are added to its JSON metadata."""
+        """Write the adapter file; keyword arguments are added to its JSON metadata.
+
+        Raises CannotWrite if that is not possible.
+        """
         path = Path(path)
         all_metadata = {"format": FORMAT, "reference_length": self.reference_length, **self.metadata, **metadata}
         # One entry: safetensors writes several in no fixed order, and equal adapters should have equal bytes.
-        save_file(self.tensors(), path, {METADATA_KEY: json.dumps(all_metadata)})
+        try:
+            save_file(self.tensors(), path, {METADATA_KEY: json.dumps(all_metadata)})
+        except (SafetensorError, OSError) as error:
+            raise CannotWrite(f"cannot write '{path}' ({first_line(error)[:200]}). Choose another file") from error
         return path
 
     @classmethod

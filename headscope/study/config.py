@@ -17,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     create_model,
     field_validator,
     model_validator,
@@ -27,7 +28,7 @@ from headscope.base.model_spec import ModelSpec
 from headscope.errors import BadInput, BadOption, OptionError, OptionName
 from headscope.prompts.shakespeare import DEFAULT_SOURCE, expand_source
 from headscope.prompts.special_tokens import BosChoice
-from headscope.study.option_rules import Excludes, Needs, Rule, first_fault, rules_of
+from headscope.study.option_rules import Excludes, Needs, Rule, annotation_classes, first_fault, rules_of
 
 log = logging.getLogger("headscope")
 
@@ -45,6 +46,19 @@ class Options(BaseModel):
 
     option_rules: ClassVar[tuple[Rule, ...]] = ()
     """Rules about options of this class and its subclasses: `Needs` and `Excludes`."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_raw_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse values that pydantic cannot read or report, and make words of True and False where a number is needed:
+        pydantic would take them as 1 and 0."""
+        if user_input.is_too_long(value):
+            raise ValueError(f"has more than {user_input.MAX_ITEMS:,} values: {user_input.quote(value)}. Use fewer")
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, str):
+                check_prompt(item)
+        types = {*annotation_classes(cls.model_fields[str(info.field_name)].annotation)}
+        return _without_booleans(value) if types & {int, float} and bool not in types else value
 
     @field_validator("*")
     @classmethod
@@ -69,6 +83,15 @@ class Options(BaseModel):
             if fault := rule.fault(self):
                 raise fault
         return self
+
+
+def _without_booleans(value: Any) -> Any:
+    """The value with words in place of True and False."""
+    if isinstance(value, list | tuple):
+        return [_without_booleans(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _without_booleans(item) for key, item in value.items()}
+    return str(value) if isinstance(value, bool) else value
 
 
 MAX_LENGTH = 2**31 - 1
@@ -316,6 +339,21 @@ def build_study(content: Mapping[str, Any], source_name: str = "study") -> Study
         raise BadOption(source_name, *first_fault(error, study_type())) from error
 
 
+LABEL_PATTERN = r"(?=[^=]*\w)[\w .+-]+"
+"""Pattern of a model's label."""
+
+
+def check_label(label: object, spec: object) -> None:
+    """Raise BadInput for a label that the command line would refuse; a spec may be its own label."""
+    if not isinstance(label, str) or not (label == spec or re.fullmatch(LABEL_PATTERN, label)):
+        raise bad_label(label)
+
+
+def bad_label(label: object) -> BadInput:
+    """The error for a label of a model."""
+    return BadInput(f"bad model name {user_input.quote(label)}. Use a text of letters, digits, spaces and . _ + -")
+
+
 def parse_models(entries: list[str]) -> dict[str, str]:
     """Parse NAME=SPEC entries into specs by label; an entry without NAME= has its spec as label.
 
@@ -323,9 +361,9 @@ def parse_models(entries: list[str]) -> dict[str, str]:
     """
     models: dict[str, str] = {}
     for entry in entries:
-        match = re.match(r"^([\w .+-]+)=(.+)$", entry)
+        match = re.match(rf"^({LABEL_PATTERN})=(.+)$", entry)
         if match is None and (name := re.match(r"[^=@/:]+(?==)", entry)):
-            raise BadInput(f"bad model name '{name[0]}' in {entry!r}. Use letters, digits, spaces and . _ + -")
+            raise bad_label(name[0])
         label, spec = (match[1], match[2]) if match else (entry, entry)
         if label in models:
             raise BadInput(f"model label '{label}' is used twice. Give each model its own label: --model NAME=SPEC")

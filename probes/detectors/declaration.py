@@ -92,7 +92,7 @@ MAX_PERIOD = 2**20
 
 def _as_prompts(value: Any) -> Any:
     """A single prompt as a tuple, all on one line each."""
-    prompts = (value,) if isinstance(value, str) else value
+    prompts = value if isinstance(value, list | tuple) else (value,)
     return tuple(check_prompt(text) if isinstance(text, str) else text for text in prompts)
 
 
@@ -102,7 +102,8 @@ def _as_token_lists(value: Any) -> Any:
         value = [part.strip() for part in value.split(",")]
     elif hasattr(value, "tolist"):
         value = value.tolist()
-    return value if value and isinstance(value[0], list | tuple) else (value,)
+    is_several = isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple)
+    return value if is_several else (value,)
 
 
 Prompts = Annotated[str | tuple[str, ...], BeforeValidator(_as_prompts)]
