@@ -17,12 +17,14 @@ from headscope.base.head_files import no_ranking, parse_shape, read_heads
 from headscope.base.heads import Head, estimate_mask, format_head, to_heads
 from headscope.base.model_identity import NO_DIGESTS, WeightDigests
 from headscope.base.output_files import Output
+from headscope.base.public_functions import checked_methods
 from headscope.base.user_input import check_path, quote
 from headscope.errors import BadInput, did_you_mean
 
 HEAD_SET = Output("a file of heads", b"heads", "file")
 
 
+@checked_methods
 @dataclass(frozen=True)
 class HeadSet:
     """Distinct heads in order of rank, with an optional weight each, and where they come from.
@@ -80,8 +82,8 @@ class HeadSet:
         layer and head; heads without a value are left out. Raises BadInput if the table has no such column, or holds
         several models and `model` names none.
         """
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise BadInput(f"count={count!r}: the number of heads must be a whole number of at least 1. Pass e.g. 5")
+        if count < 1:
+            raise BadInput(f"count={count}: the number of heads must be at least 1. Pass e.g. 5")
         if statistic not in table:
             suggestion = did_you_mean(str(statistic), map(str, table))
             raise BadInput(f"no statistic '{statistic}' in this run{suggestion}. Use a column of run.heads")

@@ -47,8 +47,8 @@ def parse_unit(text: Any) -> tuple[int, int, bool]:
     """
     if isinstance(text, Number):  # also those of numpy
         raise ValueError(
-            f"{text} is a number, not a head: 1.1 and 1.10 are one number. Write L1H10, in quotes '1.10', or pairs "
-            "in a list, [(1, 10)]"
+            f"{quote(text)} is a number, not a head: 1.1 and 1.10 are one number. Write L1H10, in quotes '1.10', or "
+            "pairs in a list, [(1, 10)]"
         )
     if text == "all":
         raise ValueError("'all' is not one head. Use it alone, where all heads are a choice, or name heads as in L18H6")

@@ -23,6 +23,7 @@ from headscope.attention.geometry import Geometry
 from headscope.base import user_input
 from headscope.base.model_identity import WeightDigests
 from headscope.base.output_files import Output
+from headscope.base.public_functions import checked_methods
 from headscope.errors import BadInput, ResourceMissing
 from headscope.models.checkpoint import LoadedModel
 from headscope.models.lora import WEIGHTS_FILE
@@ -53,6 +54,7 @@ def lora_folder_of(adapter_file: Path) -> Path:
     return adapter_file.with_suffix(".lora")
 
 
+@checked_methods
 class AdaRoPE(nn.Module):
     """AdaRoPE parameters as a trainable position schedule.
 

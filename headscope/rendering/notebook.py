@@ -15,7 +15,7 @@ import plotly.io as pio
 from markupsafe import Markup
 from plotly.io.base_renderers import PlotlyRenderer
 
-from headscope.base.user_input import check_path
+from headscope.base.user_input import check_path, quote
 from headscope.errors import BadInput, did_you_mean
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.rendering import assembly, html_page, run_results
@@ -207,7 +207,7 @@ def charts(run: Run, topic: str = "") -> NotebookCharts:
             topic_list = "; ".join(chapters) or "none"
             hint = did_you_mean(topic, [*chapters])
             raise BadInput(
-                f"no chart of {run.name} matches '{topic}'{hint}. Use words of a title, or one of: {topic_list}"
+                f"no chart of {run.name} matches {quote(topic)}{hint}. Use words of a title, or one of: {topic_list}"
             )
     return NotebookCharts(topic or run.name, [], blocks)
 

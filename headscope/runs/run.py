@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from headscope.base.head_set import HeadSet
 from headscope.base.model_identity import ModelIdentity
+from headscope.base.public_functions import checked_methods
 from headscope.errors import BadInput, BadRun
 from headscope.runs import arrays, hub, summary
 from headscope.runs.columns import all_tables, shareable_table_names
@@ -31,6 +32,7 @@ PLAN_FILE = "plan.json"
 """File of an unfinished run with the number of its cells."""
 
 
+@checked_methods
 class Run(RunTables):
     """A finished run as it is stored; `headscope.run.Run` adds its results, charts and exports."""
 
@@ -112,6 +114,7 @@ class CombinedRun(Run):
 
     def arrow_table(self, name: str, values: Values = NO_VALUES, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of all runs, one run after the other, with the labels of the combined models."""
+        self._require(name)
         parts = [part for part in zip(self.parts, self._labels, strict=True) if name in part[0].tables]
         tables = [
             _relabel(run.arrow_table(name, _own_values(values, new_labels), columns), new_labels)

@@ -8,15 +8,16 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
 
 from headscope.base.output_files import Output
+from headscope.base.public_functions import check_argument
 from headscope.errors import BadInput
 from headscope.runs.run_tables import RunTables
 from headscope.runs.summary import model_identity
@@ -47,13 +48,8 @@ class ExportOptions:
     top: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("sink", "recent", "top"):
-            if type(getattr(self, name)) is not int:
-                raise BadInput(f"{name}={getattr(self, name)!r} is not a whole number. Use one of at least 0")
-        if not isinstance(self.share, int | float):
-            raise BadInput(f"share={self.share!r} is not a number. Use one from 0 to 1")
-        if self.reduction not in get_args(Reduction):
-            raise BadInput(f"reduction is '{self.reduction}'. Use one of: {', '.join(get_args(Reduction))}")
+        for option in fields(self):
+            object.__setattr__(self, option.name, check_argument(option.type, getattr(self, option.name), option.name))
         if self.sink < 0 or self.recent < 0 or self.sink + self.recent == 0:
             raise BadInput(
                 f"sink={self.sink} and recent={self.recent} leave a streaming head no token. Give at least one token"

@@ -54,8 +54,14 @@ class Options(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_booleans(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false in place of a number: Python counts them as 1 and 0."""
+    def _check_raw_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what pydantic cannot read or report, and true and false in place of a number: Python counts them as 1
+        and 0."""
+        if user_input.is_too_long(value):
+            raise ValueError(f"has more than {user_input.MAX_ITEMS:,} values: {user_input.quote(value)}. Use fewer")
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, str):
+                check_prompt(item)
         classes = annotation_classes(cls.model_fields[info.field_name or ""].annotation)
         if {int, float} & {*classes} and bool not in classes and _has_boolean(value):
             raise PydanticKnownError("int_type" if int in classes else "float_type")
@@ -329,6 +335,21 @@ def build_study(content: Mapping[str, Any], source_name: str = "study") -> Study
         raise BadOption(source_name, *first_fault(error, study_type())) from error
 
 
+LABEL_PATTERN = r"(?=[^=]*\w)[\w .+-]+"
+"""Pattern of a model's label."""
+
+
+def check_label(label: object, spec: object) -> None:
+    """Raise BadInput for a label that the command line would refuse; a spec may be its own label."""
+    if not isinstance(label, str) or not (label == spec or re.fullmatch(LABEL_PATTERN, label)):
+        raise bad_label(label)
+
+
+def bad_label(label: object) -> BadInput:
+    """The error for a label of a model."""
+    return BadInput(f"bad model name {user_input.quote(label)}. Use a text of letters, digits, spaces and . _ + -")
+
+
 def parse_models(entries: list[str]) -> dict[str, str]:
     """Parse NAME=SPEC entries into specs by label; an entry without NAME= has its spec as label.
 
@@ -338,9 +359,9 @@ def parse_models(entries: list[str]) -> dict[str, str]:
     for entry in entries:
         if re.fullmatch(r"[\w .+-]+=", entry):
             raise BadInput(f"model label '{entry[:-1]}' has no model. Write --model {entry}CHECKPOINT")
-        match = re.match(r"^([\w .+-]+)=(.+)$", entry)
+        match = re.match(rf"^({LABEL_PATTERN})=(.+)$", entry)
         if match is None and (name := re.match(r"[^=@/:]+(?==)", entry)):
-            raise BadInput(f"bad model name '{name[0]}' in {entry!r}. Use letters, digits, spaces and . _ + -")
+            raise bad_label(name[0])
         label, spec = (match[1], match[2]) if match else (entry, entry)
         if label in models:
             raise BadInput(f"model label '{label}' is used twice. Give each model its own label: --model NAME=SPEC")
