@@ -21,7 +21,7 @@ def check_path(value: object, argument_name: str) -> Path:
     Raises BadInput, naming it `argument_name`, for a value that is neither text nor a path, for an empty text, and for
     the home of an unknown user.
     """
-    if not isinstance(value, str | Path) or value == "" or "\0" in str(value):
+    if not isinstance(value, str | Path) or value == "":
         raise BadInput(f"{argument_name} is {quote(value)}, not a path. Give a text or a Path")
     try:
         return Path(value).expanduser()
