@@ -87,9 +87,9 @@ class Output:
         try:
             yield
         except OSError as error:
-            advice = f"{'Free some space, or choose' if error.errno == errno.ENOSPC else 'Choose'} another {self.option}"
+            advice = "Free some space, or choose" if error.errno == errno.ENOSPC else "Choose"
             reason = os.strerror(error.errno) if error.errno else error
-            raise CannotWrite(f"cannot write {out}: {reason}. {advice}") from error
+            raise CannotWrite(f"cannot write {out}: {reason}. {advice} another {self.option}") from error
 
 
 def check_run_folder(path: Path | str, option: str = "out") -> Path:
