@@ -995,6 +995,7 @@ FILES = [
 EXPORT = ("export", EXAMPLE, "--format", "csv", "--score", "retrieval", "--model", "base", "--out")
 OTHERS += [
     *(case(2, ("exists", "--out"), *EXPORT, out) for out in (".", "..", "/")),
+    case(2, ("--out", "empty"), *EXPORT, ""),
     case(2, "File name too long", *EXPORT, "x" * 300, name="export long"),
     case(2, ("{place}", "--out"), *EXPORT, "{place}/" + "x" * 250, name="export almost long"),
     case(2, "File name too long", "bundle", EXAMPLE, "--out", "x" * 300, name="bundle long"),

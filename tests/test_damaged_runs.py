@@ -387,7 +387,7 @@ def test_report_to_a_folder_or_device_is_refused_before_drawing(intact_run: Run,
     assert Path("/dev/null").is_char_device()
 
 
-@pytest.mark.parametrize("failing", ["write_text", "replace"])
+@pytest.mark.parametrize("failing", ["write_bytes", "replace"])
 def test_failed_report_leaves_no_draft(
     intact_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:

@@ -3,10 +3,11 @@
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +60,7 @@ class HeadSet:
             object.__setattr__(self, "weights", tuple(map(float, self.weights)))
 
     @classmethod
-    def parse(cls, text: str | Iterable[str], source: str = "") -> "HeadSet":
+    def parse(cls, text: Any, source: str = "") -> "HeadSet":
         """Parse head identifiers, separated by commas or underscores or given one by one; repeated heads count once.
 
         Raises ValueError naming the first that is not a head.

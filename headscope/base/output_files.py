@@ -74,7 +74,7 @@ class Output:
         is_folder = isinstance(self.mark, str)
         if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(status.st_mode):
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a folder" if is_folder else "not a regular file"
-            raise CannotWrite(f"cannot write {out}: it is {kind}. Choose another {self.option}")
+            raise CannotWrite(f"cannot write {out}: it exists and is {kind}. Choose another {self.option}")
         if isinstance(self.mark, str):
             return (out / self.mark).is_file() or not any(out.iterdir())
         with out.open("rb") as file:
@@ -87,9 +87,9 @@ class Output:
         try:
             yield
         except OSError as error:
-            advice = "Free some space" if error.errno == errno.ENOSPC else f"Choose another {self.option}"
+            advice = "Free some space, or choose" if error.errno == errno.ENOSPC else "Choose"
             reason = os.strerror(error.errno) if error.errno else error
-            raise CannotWrite(f"cannot write {out}: {reason}. {advice}") from error
+            raise CannotWrite(f"cannot write {out}: {reason}. {advice} another {self.option}") from error
 
 
 def check_run_folder(path: Path | str, option: str = "out") -> Path:
@@ -128,12 +128,14 @@ def remove_empty(folders: list[Path]) -> None:
 
 def _check_place(path: Path) -> os.stat_result | None:
     """The status of the path, None if there is nothing. Raises OSError if no file of this path could be created."""
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "")
     status = None
     with suppress(FileNotFoundError):
         status = path.stat()
     if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in path.parts):
         raise OSError(errno.ENAMETOOLONG, "")
-    folder = next(parent for parent in Path(os.path.realpath(path)).parents if parent.exists())
+    folder = next((parent for parent in Path(os.path.realpath(path)).parents if parent.exists()), Path("/"))
     if not folder.is_dir():
         raise OSError(errno.ENOTDIR, "")
     if not os.access(folder, os.W_OK | os.X_OK):

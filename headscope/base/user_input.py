@@ -4,6 +4,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sized
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,6 @@ def check_path(value: object, argument_name: str) -> Path:
     Raises BadInput, naming it `argument_name`, for a value that is no path, see `is_path`, for an empty text, and for
     the home of an unknown user.
     """
-    if value == "":
-        raise BadInput(f"{argument_name} is empty. Give the path of a file or folder")
     if not is_path(value):
         raise BadInput(f"{argument_name} is {quote(value)}, not a path. Give a text or a Path")
     try:
@@ -129,7 +128,8 @@ def is_too_long(value: object) -> bool:
 def quote(value: object) -> str:
     """A value as messages quote it: on one line, shortened if it is long."""
     try:
-        text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+        written = format if isinstance(value, Number) else repr  # of a number of numpy the digits only
+        text = ascii(value) if isinstance(value, str) and not value.isprintable() else written(value)
     except Exception:  # a number of thousands of digits, or an object of the user without a text
         text = f"<{type(value).__name__}>"
     text = re.sub(r"\s*\n\s*", " ", text)
