@@ -20,7 +20,7 @@ from support.synthetic_runs import synthetic_run
 from dashboards.app import create_app
 from dashboards.layout import empty_page, resolve_url
 from headscope.cli import app as cli
-from headscope.errors import BadRun, CannotWrite
+from headscope.errors import BadInput, BadRun, CannotWrite
 from headscope.rendering import write_report
 from headscope.runs import run_tables
 from headscope.runs.columns import all_tables
@@ -310,8 +310,8 @@ def test_ls_reads_the_ends_of_tables_only_and_lists_an_incomplete_one_as_damaged
 
 def test_path_that_is_not_a_run_directory_is_refused(tmp_path: Path, headscope) -> None:
     (tmp_path / "folder" / "run.json").mkdir(parents=True)
-    for odd in (tmp_path / "folder", "x" * 5000, "a\0b"):
-        with refuses(BadRun, "run"):
+    for odd, refusal in ((tmp_path / "folder", BadRun), ("x" * 5000, BadRun), ("a\0b", BadInput)):
+        with refuses(refusal, "run"):
             Run.open(odd)
     for command in (("ls", "x" * 5000), ("report", "x" * 5000, "--out", tmp_path / "a.html"), ("validate", "x" * 5000)):
         code, stdout, stderr = headscope(*command)

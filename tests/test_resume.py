@@ -21,7 +21,7 @@ from support.tiny_studies import PROBES, StopsAfter, content, contents, record_v
 from transformers import LlamaForCausalLM
 
 import headscope as hs
-from headscope.errors import BadInput, BadRun, CannotWrite, InputChanged, Interrupted
+from headscope.errors import BadInput, BadRun, InputChanged, Interrupted
 from headscope.models import checkpoint
 from headscope.rendering import notebook
 from headscope.runs.io import sha256
@@ -220,15 +220,6 @@ def test_equal_weights_in_other_files_are_refused_as_what_they_are(folder: Path)
     assert hs.load(str(folder / "tiny")).identity.weights == weights
     with refuses(InputChanged, "weights", "'base'", "files", "equal"):
         runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
-
-
-def test_a_run_without_its_run_json_is_not_said_to_be_resumable(folder: Path) -> None:
-    interrupted_run(folder, "measure")
-    (partial,) = (folder / "runs").glob(".*.partial")
-    (partial / "run.json").unlink()
-    with pytest.raises(CannotWrite, match="without its run") as refusal:
-        runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
-    assert "--resume" not in str(refusal.value)
 
 
 def test_an_input_that_no_finished_cell_used_may_change(folder: Path) -> None:
