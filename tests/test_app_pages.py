@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
-from support.app_pages import wait_until_drawn
+from support.app_pages import set_display, wait_until_drawn
 from support.shipped_runs import shipped_path
 from support.synthetic_runs import synthetic_run
 
@@ -49,6 +49,8 @@ def test_an_empty_page_opens_a_run_that_fills_it_or_copies_the_command(
     needle = shipped_path("needle")
     url = serve(needle)
     page = browse(f"{url}/weights?run={needle.name}", reload=True)
+    set_display(page, 390, "light")
+    page.wait_for_function("document.documentElement.scrollWidth <= 390")  # the command wraps on a phone
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy the command").click()
     expect(page.get_by_role("button", name="Copy the command")).to_have_text("Copied")
