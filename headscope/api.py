@@ -20,10 +20,11 @@ from pydantic.fields import FieldInfo
 
 from headscope.base import plugins, user_input
 from headscope.base.declaration import Declaration
+from headscope.base.public_functions import checked
 from headscope.errors import BadInput, did_you_mean
 from headscope.run import Run
 from headscope.runs.run import Run as StoredRun
-from headscope.study.config import OptionParts, build_study, read_study, refuse_texts_beside_prompt
+from headscope.study.config import OptionParts, build_study, check_label, read_study, refuse_texts_beside_prompt
 from headscope.study.option_rules import rule_notes
 
 log = logging.getLogger("headscope")
@@ -53,6 +54,7 @@ def shared_keywords(probe: Declaration) -> dict[str, Any]:
     return {name: default for name, default in SHARED_KEYWORDS.items() if name not in absent}
 
 
+@checked
 def run_study(content: Path | str | Mapping[str, Any], out: Path | str = "runs", *, resume: bool = False) -> Run:
     """Run a study, given as the path of its file or as a mapping with the same keys, and return the stored run.
 
@@ -65,10 +67,10 @@ def run_study(content: Path | str | Mapping[str, Any], out: Path | str = "runs",
         study = build_study(content)
     else:
         study = read_study(user_input.check_path(content, "study"), {})
-    resume = user_input.check_flag(resume, "resume")
     return Run.open(runner.run_study(study, out, resume=resume, progress=console_progress(quiet=False)).path)
 
 
+@checked
 def compare(before: StoredRun | Path | str, after: StoredRun | Path | str) -> pd.DataFrame:
     """What changed between two runs: one row per result that both have, the clearest change first.
 
@@ -84,6 +86,7 @@ def compare(before: StoredRun | Path | str, after: StoredRun | Path | str) -> pd
     return comparison_to_frame(compare_runs(_open_run(before, "before"), _open_run(after, "after")))
 
 
+@checked
 def check(
     run: StoredRun | Path | str,
     checks: Path | str | Sequence[Mapping[str, Any]],
@@ -138,11 +141,13 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
     probe = plugins.probes()[probe_name]
     shared = {key: keywords.pop(key, default) for key, default in SHARED_KEYWORDS.items()}
     resume, quiet = (user_input.check_flag(shared[key], key) for key in ("resume", "quiet"))
-    content: dict[str, Any] = {"name": shared["name"] or probe_name, probe_name: keywords}
+    content: dict[str, Any] = {probe_name: keywords, "name": shared["name"]}
+    if shared["name"] is None or _is_default(shared["name"], "name"):
+        content["name"] = probe_name
     content |= {key: shared[key] for key in ("seed", "device", "dtype", "bos", "engine")}
     if "text" in probe.takes:
         content["texts"] = {"source": shared["text"], "docs": shared["docs"]}
-        changed = [name for name in ("text", "docs") if shared[name] != SHARED_KEYWORDS[name]]
+        changed = [name for name in ("text", "docs") if not _is_default(shared[name], name)]
         refuse_texts_beside_prompt(plugins.call_part(probe, OptionParts.options), keywords, changed)
     with hide_progress_bars(quiet):
         in_memory_models = {}
@@ -152,6 +157,7 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
             models: Mapping[str, Any] = model if isinstance(model, Mapping) else {"base": model}
             opened = {}
             for label, source in models.items():
+                check_label(label, source)
                 opened_model = _open_in_context(label, source, shared["device"], shared["dtype"])
                 opened[_label_in_context(label, source, opened_model)] = opened_model
             in_memory_models = {label: source for label, source in opened.items() if not isinstance(source, str)}
@@ -166,6 +172,12 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
             progress=console_progress(quiet),
         )
         return Run.open(stored.path)
+
+
+def _is_default(value: Any, keyword: str) -> bool:
+    """Whether the value is the default of a shared keyword; arrays compare element by element."""
+    default = SHARED_KEYWORDS[keyword]
+    return type(value) is type(default) and value == default
 
 
 def _open_in_context(label: str, source: Any, device: str, dtype: str) -> Any:

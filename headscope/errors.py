@@ -128,9 +128,9 @@ def warn_once(message: str) -> None:
     log.warning(message)
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
+def did_you_mean(word: object, choices: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the most similar known word, or "" if none is similar."""
-    similar = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    similar = difflib.get_close_matches(str(word), list(choices), n=1, cutoff=0.5)
     return f" (did you mean '{similar[0]}'?)" if similar else ""
 
 

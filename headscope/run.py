@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from headscope.base.public_functions import checked_methods
 from headscope.runs.run import Run as StoredRun
 
 if TYPE_CHECKING:
     from headscope.rendering.notebook import NotebookCharts
 
 
+@checked_methods
 class Run(StoredRun):
     """A finished run, read-only: every table by name, and `run.heads`, the per-head table.
 

@@ -209,6 +209,7 @@ def test_leaving_restores_the_model_bit_for_bit(model: Model) -> None:
         (["L0H0"], "top:x", ("'top:x'", "top:KEYS")),
         (["L0H0"], "scale:nan", ("'scale:nan'", "scale:0.5")),
         (["L0H0"], "noise", ("'noise'", "noise:0.1")),
+        (["L0H0"], "noise:-1", ("'noise:-1'", "noise:1")),
     ],
 )
 def test_heads_that_do_not_exist_and_unknown_kinds_are_refused(

@@ -384,7 +384,7 @@ def test_a_run_whose_reference_text_changed_is_not_resumed(folder: Path, tmp_pat
         (("'first'", "all, file:FILE"), (*ASKED, "--heads", "first")),
         (("'wrong'", "--metric logprob"), (*ASKED, "--metric", "logit_diff")),
         (("--kinds", "'noise'"), (*ASKED, "--kinds", "noise")),
-        (("--prompt", "''"), ("--prompt", "", "--answer", ANSWER)),
+        (("--prompt", "empty"), ("--prompt", "", "--answer", ANSWER)),
         (("--kinds", "streaming:4+0"), (*ASKED, "--kinds", "streaming:4+0")),
         (("--kinds", "'streaming'", "streaming:S+R"), (*ASKED, "--kinds", "streaming")),
         (("resample", 40, "'induction'"), (*ONE_PAIR, "--kinds", "resample")),

@@ -258,6 +258,7 @@ def test_a_check_that_matches_nothing_is_refused_by_name(check: dict[str, Any], 
         ("- {statistic: x, median: false, at_least: 1}", ["'median'", "False", "true"]),
         ("- {statistic: x, count_above: a, at_least: 1}", ["'count_above'", "'a'", "number"]),
         ("- {statistic: x, head: top, at_least: 1}", ["'head'", "'top'", "L18H6"]),
+        ("- {statistic: x, head: [1], at_least: 1}", ["'head'", "[1]", "L18H6"]),
     ],
 )
 def test_a_wrong_value_is_answered_with_what_to_write(text: str, named: list[str], tmp_path: Path) -> None:
@@ -309,7 +310,7 @@ def test_junit_file_has_failures_and_undecided_checks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["- {result: x.loss, at_most: 2}\n", "<html></html>", "", '<testsuites name="pytest tests">']
+    "content", ["- {result: x.loss, at_most: 2}\n", "<html></html>", '<testsuites name="pytest tests">']
 )
 def test_a_file_that_is_no_junit_file_is_refused_and_stays(content: str, tmp_path: Path) -> None:
     file = tmp_path / "checks.yaml"

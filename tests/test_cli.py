@@ -73,14 +73,6 @@ def test_a_model_name_with_other_characters_is_refused_as_a_name(refused, name):
     assert_names(line, f"model name '{name}'")
 
 
-@pytest.mark.parametrize("flag", ["--workers", "--gpus"])
-def test_a_plan_without_end_is_refused(headscope, tmp_path, flag):
-    (tmp_path / "study.yaml").write_text("window: {widths: [4], seeds: 1, steps: 1}")
-    code, _, line = headscope("plan", tmp_path / "study.yaml", flag, 100_000)
-    assert code == 2
-    assert_names(line, f"{flag} 100000", "10,000")
-
-
 @pytest.mark.parametrize("name", ["two\n", "\n", "two\nlines"])
 def test_a_line_break_in_the_name_of_a_joined_run_is_refused(refused, tmp_path, name):
     runs = [synthetic_run(tmp_path, ("base",), seed=seed).path for seed in (0, 1)]
@@ -315,6 +307,16 @@ def test_ls_names_damaged_runs_and_lists_the_rest(headscope, tmp_path):
     rows = json.loads(headscope("ls", tmp_path, "--json")[1])
     assert {Path(row["path"]).name for row in rows if "error" in row} == {*reported}
     assert len(rows) == len(reported) + 1
+
+
+def test_ls_of_a_run_names_its_folder_and_a_run_without_run_json_is_listed(headscope, tmp_path):
+    run = synthetic_run(tmp_path, probes=("measure",))
+    for _ in range(2):  # with run.json, and without
+        code, out, err = headscope("ls", run.path)
+        assert (code, out) == (2, "")
+        assert_names(err, f"'{run.path}'", f"headscope ls {tmp_path}")
+        (run.path / "run.json").unlink(missing_ok=True)
+    assert_names(headscope("ls", tmp_path)[1].replace(str(run.path), ""), run.name, "damaged", "run.json")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from support.synthetic_runs import synthetic_run
 from dashboards.app import create_app
 from dashboards.layout import empty_page, resolve_url
 from headscope.cli import app as cli
-from headscope.errors import BadRun, CannotWrite
+from headscope.errors import BadInput, BadRun, CannotWrite
 from headscope.rendering import write_report
 from headscope.runs import run_tables
 from headscope.runs.columns import all_tables
@@ -260,6 +261,7 @@ def test_malformed_run_json_is_refused_in_one_line(odd: str, folder: Path, heads
     reason = str(refusal.value)
     assert "\n" not in reason
     assert len(reason) < 500
+    assert not re.search(r"codec|recursion|Expecting|Extra data|Invalid|sys\.", reason), "words of another library"
     assert headscope("report", damaged, "--out", folder / "x.html") == (2, "", f"headscope: {reason}\n")
     assert not (folder / "x.html").exists()
 
@@ -308,8 +310,8 @@ def test_ls_reads_the_ends_of_tables_only_and_lists_an_incomplete_one_as_damaged
 
 def test_path_that_is_not_a_run_directory_is_refused(tmp_path: Path, headscope) -> None:
     (tmp_path / "folder" / "run.json").mkdir(parents=True)
-    for odd in (tmp_path / "folder", "x" * 5000, "a\0b"):
-        with refuses(BadRun, "run"):
+    for odd, refusal in ((tmp_path / "folder", BadRun), ("x" * 5000, BadRun), ("a\0b", BadInput)):
+        with refuses(refusal, "run" if refusal is BadRun else "path"):
             Run.open(odd)
     for command in (("ls", "x" * 5000), ("report", "x" * 5000, "--out", tmp_path / "a.html"), ("validate", "x" * 5000)):
         code, stdout, stderr = headscope(*command)
@@ -385,7 +387,7 @@ def test_report_to_a_folder_or_device_is_refused_before_drawing(intact_run: Run,
     assert Path("/dev/null").is_char_device()
 
 
-@pytest.mark.parametrize("failing", ["write_text", "replace"])
+@pytest.mark.parametrize("failing", ["write_bytes", "replace"])
 def test_failed_report_leaves_no_draft(
     intact_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:

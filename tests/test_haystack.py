@@ -174,7 +174,7 @@ def test_shipped_needles_are_at_least_six_facts_that_no_play_states() -> None:
 
 
 def test_needles_of_a_file_are_read_in_order(tmp_path: Path) -> None:
-    lines = [json.dumps(vars(Needle(name, "Who?", "It was", "nobody."))) for name in "abc"]
+    lines = [json.dumps(vars(Needle(name, f"Who is {name}?", "It was", "nobody."))) for name in "abc"]
     (tmp_path / "mine.jsonl").write_text("\n\n".join(lines))
     assert [needle.name for needle in read_needles(str(tmp_path / "mine.jsonl"), 2)] == ["a", "b"]
 
@@ -188,16 +188,23 @@ def test_needles_are_chosen_by_kind_and_a_cue_makes_one_indirect(tmp_path: Path)
     assert [needle.is_indirect for needle in read_needles(str(tmp_path / "mine.jsonl"), 2)] == [False, True]
 
 
+OWN_NEEDLE = {"name": "a", "question": "c", "opening": "d", "fact": "b"}
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
         ("{", ("line 1", "JSON")),
         ('{"name": "a"}', ("line 1", "name", "question", "opening", "fact", "cue")),
-        ('{"name": "a", "question": "", "opening": "", "fact": "..."}', ("line 1", "'fact'", "'...'")),
-        ('{"name": 1, "question": "", "opening": "", "fact": "b"}', ("line 1", "'name'", 1)),
-        ('{"name": "a", "question": "", "opening": "", "fact": "b", "clue": ""}', ("line 1", "'clue'", "cue")),
+        ('{"name": "a", "question": "c", "opening": "d", "fact": "..."}', ("line 1", "'fact'", "'...'")),
+        ('{"name": 1, "question": "c", "opening": "d", "fact": "b"}', ("line 1", "'name'", 1)),
+        ('{"name": "a", "question": " ", "opening": "d", "fact": "b"}', ("line 1", "'question'", "' '")),
+        ('{"name": "a", "question": "c", "opening": "", "fact": "b"}', ("line 1", "'opening'", "''")),
+        ('{"name": "a", "question": "c", "opening": "d", "fact": "b", "ceu": "e"}', ("line 1", "'ceu'", "'cue'")),
+        ('{"question": "c", "needle": "d e", "real_needle": "e", "id": 1}', ("line 1", "'id'")),
+        ('{"question": "c", "needle": "d e", "real_needle": "e"}\n' * 2, ("line 2", "copy", "line 1")),
         ("\n", ("name", "question", "opening", "fact")),
-        ('{"name": "a", "question": "", "opening": "", "fact": "b"}\n' * 2, ("'a'",)),
+        ("\n".join(json.dumps({**OWN_NEEDLE, "question": text}) for text in "cd"), ("'a'",)),
     ],
 )
 def test_a_bad_file_of_needles_is_refused_by_line(tmp_path: Path, content: str, named: tuple[object, ...]) -> None:

@@ -17,7 +17,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "streaming": set(),
     "compat": {"errors"},
     "base": {"errors", "streaming"},
-    "attention": {"compat", "errors"},
+    "attention": {"base", "compat", "errors"},
     "prompts": {"base", "errors"},
     "runs": {"base", "errors"},
     "measures": {"attention", "base", "errors", "streaming"},
@@ -28,7 +28,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "positions": {"attention", "base", "errors", "models"},
     "rendering": {"base", "errors", "plots", "results", "runs"},
     "forward": {"attention", "base", "compat", "errors", "measures", "models", "positions", "prompts", "streaming"},
-    "run": {"rendering", "runs", "scores"},
+    "run": {"base", "rendering", "runs", "scores"},
     "decomposition": {"attention", "base", "compat", "errors", "forward", "measures", "models", "positions"},
     "interventions": {
         "attention",

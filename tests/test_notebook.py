@@ -148,7 +148,6 @@ def test_a_chart_is_saved_as_a_pdf_of_the_width_of_a_column(run: Run, tmp_path: 
         ("a", None, BadInput, ("format", "''", ".html", ".pdf")),
         ("a.html", "imcl", BadInput, ("width", "'imcl'", "'icml'")),
         ("a.html", 0.1, BadInput, ("width", 0.1, 1, 50)),
-        ("none/a.html", None, BadInput, ("none/a.html", "No such file or directory")),
         ("a.pdf", None, ResourceMissing, ("kaleido", "pip install 'headscope[export]'", "a.html")),
         ("b.pdf", None, ResourceMissing, ("Chrome", "BROWSER_PATH", "b.html")),
     ],

@@ -47,7 +47,7 @@ def test_a_value_with_braces_or_the_name_of_an_option_is_left_as_it_is() -> None
     [
         (["--start", "base", "--factor", "8"], "--factor and --start cannot be combined: "),
         (["--phases", "x"], "--phases: invalid phase 'x'."),
-        (["--docs", "0"], "--docs must be at least 1: 0"),
+        (["--docs", "0"], "--docs must be an integer from 1 to 1000000: '0'. Use e.g. 1"),
         (["--workers", "2"], "--workers needs --engine ray, not plain. Change --engine, or remove --workers"),
     ],
 )

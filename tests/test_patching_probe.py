@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import false_discovery_control
 from support.refusals import assert_names
 from support.synthetic_runs import synthetic_run
-from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_checkpoint, tokenizer
+from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, equate_words, save_checkpoint, tokenizer
 
 import headscope as hs
 from headscope.base.head_set import HeadSet
@@ -42,9 +42,9 @@ SELECTION = {"verify_top": 2, "verify_random": 2}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny checkpoint and a file of four pairs, plus one whose prompts are equal."""
+    """A folder with a tiny checkpoint and a file of four pairs, plus one whose prompts give equal metrics."""
     folder = tmp_path_factory.mktemp("patching")
-    save_checkpoint(folder / "tiny")
+    equate_words(save_checkpoint(folder / "tiny"))
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, [*PAIRS, SAME_PAIR])))
     return folder
 

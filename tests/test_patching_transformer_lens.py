@@ -28,6 +28,9 @@ TOLERANCE = 1e-3
 LAYER_TOLERANCE = 1e-5
 """The same for patches of layers, which need no attention of another kind."""
 PAIRS, UNITS, POSITION_UNITS = 2, 10, 6
+SAMPLED_HEADS, SAMPLED_LAYERS = 40, 6
+LARGE_EFFECTS = (0, 23)
+"""Layers in which every part has a large effect, in both tiers."""
 FUNCTIONS = {
     "z": lens.get_act_patch_attn_head_out_all_pos,
     "q": lens.get_act_patch_attn_head_q_all_pos,
@@ -94,12 +97,14 @@ def assert_equal(pair_runs: PairRuns, values: list[float], expected: np.ndarray)
 @torch.no_grad()
 @pytest.mark.parametrize("activation", FUNCTIONS)
 def test_patches_of_all_positions_equal_those_of_transformer_lens(
-    smollm2: Model, bridge: Any, pairs: list[PairTokens], activation: Any
+    smollm2: Model, bridge: Any, pairs: list[PairTokens], activation: Any, sampled: Callable[..., list[Any]]
 ) -> None:
-    """z of all heads; of the other activations some units, in layers of every depth."""
+    """z of all heads, in the two tiers together; of the other activations some units, in layers of every depth."""
     units = patched_units(smollm2, activation)
-    count = len(units) if activation == "z" else UNITS
-    chosen = [units[number] for number in sorted(np.random.default_rng(0).permutation(len(units))[:count])]
+    if activation == "z":
+        chosen = sampled(units, SAMPLED_HEADS)
+    else:
+        chosen = [units[number] for number in sorted(np.random.default_rng(0).permutation(len(units))[:UNITS])]
     index = pd.DataFrame([index_of(unit, activation) for unit in chosen], columns=["layer", "head"])
     for number, pair in enumerate(pairs):  # each with a part of the units
         pair_runs = PairRuns(smollm2, pair, "logit_diff", memory_bytes=2**30)
@@ -155,12 +160,13 @@ def test_patches_of_pattern_entries_equal_those_of_transformer_lens(
 
 @torch.no_grad()
 def test_patches_of_layers_equal_those_of_transformer_lens(
-    smollm2: Model, bridge: Any, pairs: list[PairTokens]
+    smollm2: Model, bridge: Any, pairs: list[PairTokens], sampled: Callable[..., list[Any]]
 ) -> None:
     """Every layer, at the first token that differs and at the last one: the rows of `get_act_patch_block_every`."""
     pair = pairs[0]
     positions = int(torch.nonzero(pair.clean[0] != pair.corrupted[0])[0]), pair.aligned - 1
-    layers, spans = [*range(smollm2.geometry.layers)], [range(at, at + 1) for at in positions]
+    layers = sorted({*LARGE_EFFECTS, *sampled(range(smollm2.geometry.layers), SAMPLED_LAYERS)})
+    spans = [range(at, at + 1) for at in positions]
     index = pd.DataFrame([(layer, at) for layer in layers for at in positions], columns=["layer", "pos"])
     pair_runs = PairRuns(smollm2, pair, "logit_diff", 2**30, inspect_layer_parts(smollm2, pair.clean))
     scale = abs(pair_runs.clean_value - pair_runs.corrupted_value)

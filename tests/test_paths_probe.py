@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.refusals import assert_names, refuses
 from support.synthetic_runs import synthetic_run
-from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_checkpoint, tokenizer
+from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, equate_words, save_checkpoint, tokenizer
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted
@@ -42,9 +42,9 @@ ALL_PATHS = 3 * (4 * 4 * 6) + 16
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> FilePath:
-    """A folder with a tiny checkpoint and a file of four pairs, plus one whose prompts are equal."""
+    """A folder with a tiny checkpoint and a file of four pairs, plus one whose prompts give equal metrics."""
     folder = tmp_path_factory.mktemp("paths")
-    save_checkpoint(folder / "tiny")
+    equate_words(save_checkpoint(folder / "tiny"))
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, [*PAIRS, SAME_PAIR])))
     return folder
 

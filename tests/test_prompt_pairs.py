@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from pydantic import BaseModel
 from support import tiny_studies, tokenizers
-from support.refusals import refuses
+from support.refusals import assert_names, refuses
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 import headscope as hs
+from headscope.base import plugins
+from headscope.base.declaration import Declaration
 from headscope.errors import BadInput, ResourceMissing
 from headscope.models.loading import load_tokenizer
 from headscope.prompts import pair_sets
@@ -29,6 +32,10 @@ from headscope.prompts.pairs import (
     tokenize_pair,
 )
 from headscope.prompts.spans import read_span_prompts
+from headscope.rendering.run_description import describe_run
+from headscope.runs.run import combine_runs
+from headscope.study.answer_options import PromptSetOptions
+from headscope.study.config import OptionParts
 
 PAIR = {"name": "one", "clean": "w1 w2 w3", "corrupted": "w1 w4 w3", "answer": " w5", "wrong": " w6"}
 ALL_SETS = pytest.mark.parametrize("name", pair_sets.GENERATED_SETS)
@@ -206,7 +213,7 @@ def test_an_answer_that_merges_with_the_end_of_the_prompt_is_refused() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
     assert continuation_tokens(tokenizer, "ab", "c") is None
     with refuses(BadInput, "'x'", "'c'"):
-        tokenize_pair(tokenizer, PromptPair("x", "ab", "ab", "c"), needs_one_token=True, needs_wrong=False)
+        tokenize_pair(tokenizer, PromptPair("x", "ab", "abc", "c"), needs_one_token=True, needs_wrong=False)
 
 
 @pytest.mark.parametrize(("file", "name"), [("ioi.jsonl", "file:ioi"), ("prompt", "file:prompt"), ("own.jsonl", "own")])
@@ -228,7 +235,7 @@ def with_spans(tokenizer: Any = None, **spans: Any) -> TokenPair:
 
 def test_spans_are_texts_or_positions_of_the_clean_prompt_and_every_pair_has_its_last_token() -> None:
     assert with_spans(start="w1 w2", end=(1, 3)).spans == {"start": range(2), "end": range(1, 3)}
-    assert tokenized(clean="w1 w4 w3").aligned_span("last") == range(2, 3)
+    assert tokenized(clean="w1 w9 w3").aligned_span("last") == range(2, 3)
     shifted = with_spans(tokenizers.tokenizer("metaspace"), start="w1").spans["start"]
     assert shifted.start == 1  # after the leading special token
 
@@ -422,3 +429,89 @@ def test_files_that_differ_in_a_corrupted_answer_only_have_other_digests(tmp_pat
         digests.append(pairs.digest)
     assert len({*digests}) == 3
     assert "corrupted_answer" not in repr(PromptPair(**PAIR)), "files without it keep the digest of earlier versions"
+
+
+# Mistakes, over all entrances -----------------------------------------------------------------------------------------
+
+SAME_ANSWER, NO_TOKEN = {"wrong": "  w5"}, {"answer": " \n"}
+PAIR_MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "equal answers": (SAME_ANSWER, ("answer", "wrong", "w5")),
+    "an answer without a token": (NO_TOKEN, ("' \\n'", "token")),
+    "a copy": ({"name": "two"}, ("copy", "line 1")),
+    "an unknown key": ({"wrogn": " w1"}, ("'wrogn'", "'wrong'")),
+    "equal prompts": ({"corrupted": PAIR["clean"].replace(" ", "  ")}, ("clean", "corrupted", "same")),
+}
+NEEDED: dict[str, dict[str, Any]] = {
+    "circuit": {"heads": "L0H1,L1H3"},
+    "ablate": {"heads": "L0H1", "metric": "logit_diff"},
+}
+
+
+def options_of(probe: Declaration) -> type[BaseModel]:
+    return plugins.call_part(probe, OptionParts.options)
+
+
+PAIR_PROBES = {
+    probe.function_name: probe
+    for probe in plugins.requestable_probes().values()
+    if issubclass(options_of(probe), PromptSetOptions)
+}
+"""Probes by function that take prompts with answers."""
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_studies.save_checkpoint(tmp_path_factory.mktemp("mistakes") / "tiny")
+
+
+@pytest.mark.parametrize("mistake", PAIR_MISTAKES)
+@pytest.mark.parametrize("function", PAIR_PROBES)
+def test_a_mistake_in_a_file_of_pairs_is_named_by_every_probe(
+    function: str, mistake: str, tiny_folder: Path, tmp_path: Path, headscope: Any
+) -> None:
+    probe = PAIR_PROBES[function]
+    if mistake == "equal prompts" and "align" not in options_of(probe).model_fields:
+        pytest.skip("it does not patch one prompt into the other")
+    change, named = PAIR_MISTAKES[mistake]
+    file = write(tmp_path, *([PAIR] if mistake == "a copy" else []), {**PAIR, **change})
+    needed = NEEDED.get(function, {})
+    with refuses(BadInput, f"'{file}'", *named):
+        getattr(hs, function)(str(tiny_folder), pairs=[file], out=tmp_path / "runs", quiet=True, **needed)
+    flags = [part for name, value in needed.items() for part in (f"--{name}", value)]
+    models = "--model", f"base={tiny_folder}" if "models" in probe.takes else str(tiny_folder)
+    command = (probe.command_name, *models, "--pairs", file, "--out", tmp_path / "runs", *flags)
+    code, _, err = headscope(*command)
+    assert (code, err.count("\n")) == (2, 1), err
+    assert_names(err, *named)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("wrong", [" w5", "  w5"])
+@pytest.mark.parametrize(
+    "function", [name for name, probe in PAIR_PROBES.items() if "answer" in options_of(probe).model_fields]
+)
+def test_a_prompt_with_an_answer_that_equals_the_wrong_one_is_refused_by_every_probe(
+    function: str, wrong: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    options = {**NEEDED.get(function, {}), "prompt": PAIR["clean"], "answer": " w5", "wrong": wrong}
+    with pytest.raises(BadInput, match=r"answer.*wrong.*w5.*Change one"):
+        getattr(hs, function)(str(tiny_folder), out=tmp_path / "runs", quiet=True, **options)
+    study = {"models": {"base": str(tiny_folder)}, PAIR_PROBES[function].name: options}
+    with pytest.raises(BadInput, match=r"answer.*wrong.*w5.*Change one"):
+        hs.run_study(study, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_says_how_long_its_prompts_are(tiny_folder: Path, tmp_path: Path) -> None:
+    lines = [{**PAIR, "name": str(count), "clean": " ".join(["w1"] * count)} for count in (3, 7, 4)]
+    options = {**NEEDED["ablate"], "kinds": ["zero"], "out": tmp_path / "runs", "quiet": True}
+    runs = [
+        hs.ablate(str(tiny_folder), pairs=[write(tmp_path, *part)], name=name, **options)
+        for name, part in (("a", lines[:2]), ("b", lines[2:]))
+    ]
+    counts = len(tiny_studies.tokenizer()("w1 w1 w1")["input_ids"]) - 3
+    assert describe_run(runs[0]).endswith(f"on 2 prompts of {3 + counts} to {7 + counts} tokens.")
+    assert describe_run(runs[1]).endswith(f"on 1 prompt of {4 + counts} tokens.")
+    del runs[1].manifest["models"][0]["prompt_tokens"]  # as of an earlier version
+    assert describe_run(runs[1]).endswith("on 1 prompt.")
+    assert "prompts of" not in describe_run(combine_runs(runs))

@@ -221,6 +221,11 @@ def test_an_exported_file_is_read_as_minference_reads_it(run: Run, folder: Path)
         ([{}], ("p.json", "no head")),
         ({"0-1": [0.3]}, ("p.json", "[vertical_and_slash, vertical, slash, score]")),
         ([{"0": ["vertical_and_slash", -1, 3, 1]}], ("p.json", "L0H0", -1)),
+        ([{"0": ["vertical_and_slash", 10**30, 3, 1]}], ("p.json", "L0H0", 10**30)),
+        ([{"0": ["stream_llm", 0, 0, 1]}], ("p.json", "L0H0", "no key")),
+        ([{"0": ["vertical_and_slash", 4, 3, "x"]}], ("p.json", "L0H0", "'x'")),
+        ([{"0": ["vertical_and_slash", 4, 3, 1, 2]}], ("p.json", "L0H0", "[pattern, vertical, slash, score]")),
+        ([{"0": [4, 3]}], ("p.json", "L0H0", "[pattern, vertical, slash, score]")),
     ],
 )
 def test_other_pattern_files_are_refused(folder: Path, tmp_path: Path, content: Any, named: tuple[str, ...]) -> None:

@@ -232,7 +232,7 @@ def test_a_span_by_name_steers_its_tokens_and_returns_the_ids_of_the_prompt() ->
     for arguments, name in refusals:
         with refuses(BadInput, f"'{arguments['span']}'", name), hs.steered(named, "L1H2", **arguments):
             pass
-    with refuses(BadInput, "prompt", "span=range(2, 4)"), hs.steered(named, "L1H2", range(2, 4), prompt=prompt):
+    with refuses(BadInput, "prompt", "span=[2, 3]"), hs.steered(named, "L1H2", range(2, 4), prompt=prompt):
         pass
 
 

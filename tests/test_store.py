@@ -238,6 +238,22 @@ def test_an_unfinished_run_is_continued_only_with_resume(tmp_path):
     assert study(tmp_path, resume=True).models == ["base"]
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_unfinished_work_without_run_json_is_refused_with_the_folder_to_delete(tmp_path, resume):
+    partial = interrupted(tmp_path)
+    (partial / "run.json").unlink()
+    with refuses(BadRun, partial / "run.json", "missing", f"Delete {partial}"):
+        study(tmp_path, resume=resume)
+
+
+def test_a_finished_run_without_run_json_is_named_before_it_is_measured_again(tmp_path, caplog):
+    run = study(tmp_path)
+    (run.path / "run.json").unlink()
+    with RunWriter.open(tmp_path, "test", CONFIG, resume=True) as run_writer:
+        assert run_writer.find_finished({}) is None
+    assert_names(caplog.text, run.path, "run.json", "measuring it again")
+
+
 def test_a_file_of_another_work_item_is_damaged(tmp_path):
     partial = interrupted(tmp_path)
     first, second = sorted((partial / "cells").iterdir())

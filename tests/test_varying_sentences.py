@@ -20,6 +20,7 @@ SWEEP = Sweep(
     methods=("exact", "estimate"),
 )
 DRAWS = 8
+"""Draws at most; fewer if every sentence has varied."""
 ABOUT_THE_METHOD = {"patching.estimated", "patterns.maps"}
 """Questions whose sentences say what was measured, not what came out."""
 
@@ -96,7 +97,10 @@ def test_every_sentence_about_random_tables_varies(tmp_path: Path, caplog: pytes
             drawn.setdefault(result.question, []).extend((sentence(result), headline(result)))
         for question, sentences in drawn.items():
             texts.setdefault(question, []).append(tuple(sentences))
+        in_all_draws = {name: set(draws) for name, draws in texts.items() if len(draws) == seed + 1}
+        constant = {name for name, versions in in_all_draws.items() if len(versions) == 1} - ABOUT_THE_METHOD
+        if not constant:
+            break  # a sentence that is missing in some draws could have been false, too
     assert len(texts) > 100
-    constant = {name for name, draws in texts.items() if len(draws) == DRAWS and len(set(draws)) == 1}
-    assert constant - ABOUT_THE_METHOD == set(), "a sentence that is missing in some draws could have been false, too"
+    assert constant == set()
     assert [record.getMessage() for record in caplog.records if record.funcName == "report_broken"] == []

@@ -34,7 +34,8 @@
       return react(plot, plot.data, plot.layout, plot._context);
     };
     const wrapTitle = (plot) => {
-      const { title } = plot.layout, room = Math.floor(plot.clientWidth / TITLE_CHARACTER_WIDTH), before = (title?.text ?? "").split("<br>");
+      const { title } = plot.layout, visible = plot.closest("[role=group]") ?? plot;  // a wide chart scrolls within it
+      const room = Math.floor(visible.clientWidth / TITLE_CHARACTER_WIDTH), before = (title?.text ?? "").split("<br>");
       if (before.every((line) => line.length <= room)) return null;
       const lines = [];
       for (const word of before.join(" ").split(" ")) {

@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 
 from headscope.attention.chosen_keys import ChosenKeys
+from headscope.base.public_functions import checked
+from headscope.base.user_input import quote
+from headscope.errors import BadInput
 
 LOCAL_DISTANCE = 32
 """Keys closer than this to the query, its own included, are local."""
@@ -204,13 +207,18 @@ class AttentionRecord:
             count = min(count, (count - 1 + self.first_key) % self.chunk_size + 1)
         return count if self.window is None else min(count, self.window)
 
+    @checked
     def weights(self, rows: int | Sequence[int] | Tensor) -> Tensor:
         """Attention weights of some query rows, [H, rows, Lk], float32, 0 for keys that a row does not see.
 
         `rows` are indices into the queries of q, or one index; -1 is the last. With a learned sink a row sums to less
         than 1. Memory grows with the number of rows: all rows would be the L x L matrix.
         """
-        index = torch.as_tensor(rows, device=self.q.device)
+        index, count = torch.as_tensor(rows), self.q.shape[1]
+        is_number = index.ndim < 2 and not (index.dtype == torch.bool or index.is_floating_point())
+        if not is_number or (index.device.type == "cpu" and not bool(((index >= -count) & (index < count)).all())):
+            raise BadInput(f"rows={quote(rows)} are not rows of the record. Use numbers from {-count} to {count - 1}")
+        index = index.to(self.q.device)
         index = index[None] if index.ndim == 0 else index
         index = torch.where(index < 0, index + self.q.shape[1], index)
         logits = self.masked_logits(index, slice(0, self.k.shape[1]))

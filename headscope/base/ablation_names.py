@@ -83,6 +83,8 @@ def _factor(text: str, size: str) -> str:
         factor = math.nan
     if not math.isfinite(factor):
         raise ValueError(f"ablation {quote(text)} has no finite factor. Write scale:0.5 or noise:0.1")
+    if factor < 0 and text.startswith("noise:"):
+        raise ValueError(f"ablation {quote(text)} has a negative size of the noise. Write noise:{-factor:g}")
     short = f"{factor:g}"
     return short if float(short) == factor else repr(factor)
 

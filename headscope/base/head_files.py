@@ -245,7 +245,7 @@ def parse_shape(values: Iterable[Any]) -> tuple[int, int]:
 
 def _shape_of_all(rows: Sequence[Row]) -> tuple[int, int] | None:
     """The shape of these distinct heads if they are all those of some model: more than one, without a gap."""
-    layers, heads = 1 + max(layer for layer, _, _ in rows), 1 + max(head for _, head, _ in rows)
+    layers, heads = 1 + max(layer for layer, *_ in rows), 1 + max(head for _, head, _ in rows)
     return (layers, heads) if len(rows) == layers * heads > 1 else None
 
 

@@ -3,10 +3,11 @@
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +17,15 @@ import yaml
 from headscope.base.head_files import no_ranking, parse_shape, read_heads
 from headscope.base.heads import Head, estimate_mask, format_head, to_heads
 from headscope.base.model_identity import NO_DIGESTS, WeightDigests
-from headscope.base.user_input import check_path, expand_path, quote
-from headscope.errors import BadInput, CannotWrite, did_you_mean
+from headscope.base.output_files import Output
+from headscope.base.public_functions import checked_methods
+from headscope.base.user_input import check_path, quote
+from headscope.errors import BadInput, did_you_mean
+
+HEAD_SET = Output("a file of heads", b"heads", "file")
 
 
+@checked_methods
 @dataclass(frozen=True)
 class HeadSet:
     """Distinct heads in order of rank, with an optional weight each, and where they come from.
@@ -54,7 +60,7 @@ class HeadSet:
             object.__setattr__(self, "weights", tuple(map(float, self.weights)))
 
     @classmethod
-    def parse(cls, text: str | Iterable[str], source: str = "") -> "HeadSet":
+    def parse(cls, text: Any, source: str = "") -> "HeadSet":
         """Parse head identifiers, separated by commas or underscores or given one by one; repeated heads count once.
 
         Raises ValueError naming the first that is not a head.
@@ -77,8 +83,8 @@ class HeadSet:
         layer and head; heads without a value are left out. Raises BadInput if the table has no such column, or holds
         several models and `model` names none.
         """
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise BadInput(f"count={count!r}: the number of heads must be a whole number of at least 1. Pass e.g. 5")
+        if count < 1:
+            raise BadInput(f"count={count}: the number of heads must be at least 1. Pass e.g. 5")
         if statistic not in table:
             suggestion = did_you_mean(str(statistic), map(str, table))
             raise BadInput(f"no statistic '{statistic}' in this run{suggestion}. Use a column of run.heads")
@@ -115,19 +121,17 @@ class HeadSet:
         return cls(heads, weights or None, source, content.digests, content.model, content.shape)
 
     def write(self, file: Path | str) -> None:
-        """Write the set as YAML, or as JSON if the file ends in .json.
+        """Write the set as YAML, or as JSON if the file ends in .json. An older file of a set is replaced.
 
-        Raises BadInput for the ending of a table, which `read` would take it for, CannotWrite if the system refuses.
+        Raises BadInput for the ending of a table, which `read` would take it for; CannotWrite if there is another file,
+        or if the file cannot be written.
         """
-        path = expand_path(check_path(file, "file"), "file")
+        path = check_path(file, "file")
         if path.suffix in (".csv", ".tsv", ".npy"):
             raise BadInput(f"'{path}' has the ending of a table, and a head set is YAML or JSON. Use .yaml or .json")
         fields = {key: value for key, value in self.to_dict().items() if value or key == "heads"}
         text = json.dumps(fields, indent=2) if path.suffix == ".json" else yaml.safe_dump(fields, sort_keys=False)
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise CannotWrite(f"cannot write '{path}': {error.strerror}. Choose another file") from error
+        HEAD_SET.write(path, text.encode())
 
     def to_dict(self) -> dict[str, object]:
         """Identifiers, weights, source and digests of the model as plain data."""

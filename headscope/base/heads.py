@@ -1,7 +1,7 @@
 """Head identifiers such as L18H6, and which values of heads are estimates."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from numbers import Number
 from operator import index
 from typing import Any
@@ -47,8 +47,8 @@ def parse_unit(text: Any) -> tuple[int, int, bool]:
     """
     if isinstance(text, Number):  # also those of numpy
         raise ValueError(
-            f"{text} is a number, not a head: 1.1 and 1.10 are one number. Write L1H10, in quotes '1.10', or pairs "
-            "in a list, [(1, 10)]"
+            f"{quote(text)} is a number, not a head: 1.1 and 1.10 are one number. Write L1H10, in quotes '1.10', or "
+            "pairs in a list, [(1, 10)]"
         )
     if text == "all":
         raise ValueError("'all' is not one head. Use it alone, where all heads are a choice, or name heads as in L18H6")
@@ -80,12 +80,16 @@ def to_head(value: Any) -> Head:
 
 def to_heads(values: Any) -> tuple[Head, ...]:
     """The heads of names and pairs, see `to_head`. Raises ValueError for what holds none, such as one text."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+    try:
+        items = None if isinstance(values, str | bytes) else iter(values)
+    except TypeError:
+        items = None
+    if items is None:
         raise ValueError(
             f"{quote(values)} is not a list of heads. Use names such as L18H6,L5H3, or a list of names or pairs "
             "(layer, head)"
         )
-    return tuple(map(to_head, values))
+    return tuple(map(to_head, items))
 
 
 def check_head(layer: int, head: int) -> None:

@@ -2,13 +2,14 @@
 
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from headscope.base.user_input import expand_path, quote
-from headscope.errors import BadInput, ResourceMissing
+from headscope.errors import BadInput, ResourceMissing, did_you_mean
 
 MAX_YAML_DEPTH, MAX_YAML_NODES = 100, 100_000
 """Deepest nesting of a YAML file, and most nodes after its aliases are replaced by what they refer to."""
@@ -53,8 +54,19 @@ def read_json_lines(file: str, file_kind: str) -> list[tuple[str, Any]]:
         try:
             values += [(location, parse_json(line))] if line.strip() else []
         except ValueError as error:
-            raise BadInput(f"{location} is not JSON ({error}). Write one JSON object per line") from error
+            raise BadInput(f"{location}: {json_fault(error)}. Write one JSON object per line") from error
     return values
+
+
+def check_keys(content: Any, location: str, required: Collection[str], optional: Collection[str] = ()) -> None:
+    """Raise BadInput, naming the location, for anything but an object with the required keys and no unknown one."""
+    if not isinstance(content, dict):
+        raise BadInput(f"{location} is not a JSON object: {quote(content)}. Write keys and values in braces")
+    known = [*required, *optional]
+    problems = [f"no key '{key}'" for key in required if key not in content][:1]
+    problems += [f"the unknown key {quote(key)}{did_you_mean(key, known)}" for key in content if key not in known][:1]
+    if problems:
+        raise BadInput(f"{location} has {' and '.join(problems)}. Use the keys {', '.join(known)}")
 
 
 def read_json(file: Path, source_name: str) -> Any:
@@ -63,7 +75,22 @@ def read_json(file: Path, source_name: str) -> Any:
     try:
         return parse_json(read_text_file(file, source_name))
     except ValueError as error:
-        raise BadInput(f"cannot read {source_name}: {' '.join(str(error).split())[:200]}. Check the file") from error
+        raise BadInput(f"cannot read {source_name}: {json_fault(error)}. Check the file") from error
+
+
+def json_fault(error: ValueError | RecursionError) -> str:
+    """What is wrong with a JSON text, by the error of reading it."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8 text (byte {error.start})"
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is not JSON (line {error.lineno}, column {error.colno})"
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object[error.start]!a} is half of a character"
+    if "sys.set_int_max_str_digits" in str(error):
+        return "a number has too many digits"
+    return " ".join(str(error).split())[:200]
 
 
 def parse_json(text: str) -> Any:
@@ -75,10 +102,8 @@ def parse_json(text: str) -> Any:
     try:
         value = json.loads(text, object_pairs_hook=_unique_keys)
         json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{error.object[error.start]!a} is half of a character. Remove it") from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply. Reduce the nesting") from error
+    except (UnicodeEncodeError, RecursionError) as error:
+        raise ValueError(json_fault(error)) from error
     return value
 
 

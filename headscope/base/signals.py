@@ -19,9 +19,10 @@ EXIT_CODE = 4
 TYPER_EXIT_CODE = 130
 """Exit code of typer for a KeyboardInterrupt."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-MESSAGE = "headscope: interrupted; finished work items are kept. Add --resume to continue"
 SHOW_CURSOR = "\x1b[?25h"
 """A progress bar hides the cursor."""
+_consequence = ""
+"""What an interruption of the current command leaves."""
 _has_last_line = threading.Event()
 """Set once the process has printed why it ends."""
 
@@ -31,7 +32,9 @@ def install_handlers() -> None:
 
     For a process of our own, until it ends; signals are ignored while it ends.
     """
+    global _consequence
     _has_last_line.clear()
+    _consequence = ""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) in (
         _on_first_signal,
         _on_next_signal,
@@ -57,6 +60,22 @@ def install_handlers() -> None:
             signal.signal(number, _on_first_signal)
 
 
+def announce_resume(is_requested: bool) -> None:
+    """Say in the message of an interruption that the current command keeps what is finished."""
+    global _consequence
+    _consequence = f"; finished work items are kept. {resume_advice(is_requested)}"
+
+
+def resume_advice(is_requested: bool) -> str:
+    """How to continue a command that resumes by itself or with its flag, if it was requested, or only with the flag."""
+    return f"{'Repeat the command' if is_requested else 'Add --resume'} to continue"
+
+
+def message() -> str:
+    """The line of an interrupted command."""
+    return f"headscope: interrupted{_consequence or '. Repeat the command'}"
+
+
 def claim_last_line() -> bool:
     """Return True if no line says yet why the process ends; the caller must print it. Later calls return False."""
     is_first = not _has_last_line.is_set()
@@ -68,7 +87,7 @@ def exit_now() -> NoReturn:
     """End this process now, with one line."""
     if claim_last_line():
         prefix = SHOW_CURSOR if os.isatty(2) else ""
-        os.write(2, f"{prefix}{MESSAGE}\n".encode())
+        os.write(2, f"{prefix}{message()}\n".encode())
     os._exit(EXIT_CODE)
 
 

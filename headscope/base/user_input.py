@@ -3,7 +3,8 @@
 import os
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,55 @@ RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
 """Pattern of run names; the folder of a run adds a time and a digest to it."""
 MAX_QUOTED = 120
 """Characters of a value that a message quotes."""
+MAX_SEED = 2**31 - 1
+MAX_DOCUMENTS = 1_000_000
+MAX_WORKERS = 10_000
+"""Most workers, and most GPUs."""
+MAX_LENGTH = 2**31 - 1
+"""Longest context in tokens: stored tables hold it in 32 bits."""
+MAX_ITEMS = 2**20
+"""Most values in a list."""
 
 
 def check_path(value: object, argument_name: str) -> Path:
     """The path, with "~" expanded.
 
-    Raises BadInput, naming it `argument_name`, for an empty text and for a value that is neither text nor a path.
+    Raises BadInput, naming it `argument_name`, for a value that is no path, see `is_path`, for an empty text, and for
+    the home of an unknown user.
     """
-    if value == "":
-        raise BadInput(f"{argument_name} is empty. Give the path of a file or folder")
-    if not isinstance(value, str | Path):
+    if not is_path(value):
         raise BadInput(f"{argument_name} is {quote(value)}, not a path. Give a text or a Path")
-    return Path(os.path.expanduser(value))
+    try:
+        return Path(str(value)).expanduser()
+    except RuntimeError as error:
+        raise BadInput(f"{argument_name} {quote(str(value))} has no home folder ({error}). Check the path") from error
+
+
+def check_possible_path(value: object, argument_name: str) -> Path:
+    """The path, with "~" expanded. It need not exist.
+
+    Raises BadInput as `check_path` and `expand_path` do, and for a path below a file, which cannot exist.
+    """
+    path = expand_path(check_path(value, argument_name), argument_name)
+    if file := next((parent for parent in path.parents if parent.is_file()), None):
+        raise BadInput(f"{argument_name} {quote(str(path))} cannot exist: {quote(str(file))} is a file. Check the path")
+    return path
+
+
+def is_path(value: object) -> bool:
+    """Whether the value is a Path, or a text that the system can take as a path."""
+    try:
+        return isinstance(value, str | Path) and value != "" and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+
+
+def is_text(value: object) -> bool:
+    """Whether the value is a text that can be stored; it may have several lines."""
+    try:
+        return isinstance(value, str) and bool(check_text(re.sub(r"[\t\n\r]", " ", value)) or True)
+    except ValueError:
+        return False
 
 
 def check_flag(value: object, argument_name: str) -> bool:
@@ -79,9 +117,22 @@ def check_text(value: str) -> str:
     return value
 
 
+def is_too_long(value: object) -> bool:
+    """Whether a value has more items than any argument needs; a text has none."""
+    try:
+        return isinstance(value, Sized) and not isinstance(value, str) and len(value) > MAX_ITEMS
+    except (OverflowError, TypeError) as error:  # range(10**30), or an array without axes
+        return isinstance(error, OverflowError)
+
+
 def quote(value: object) -> str:
     """A value as messages quote it: on one line, shortened if it is long."""
-    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    try:
+        written = format if isinstance(value, Number) else repr  # of a number of numpy the digits only
+        text = ascii(value) if isinstance(value, str) and not value.isprintable() else written(value)
+    except Exception:  # a number of thousands of digits, or an object of the user without a text
+        text = f"<{type(value).__name__}>"
+    text = re.sub(r"\s*\n\s*", " ", text)
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headscope.base import signals, user_input
+from headscope.base.user_input import MAX_DOCUMENTS
 from headscope.cli import bundle, checks, execute, export, plan, selfcheck
 from headscope.cli.command_groups import Commands
 from headscope.cli.flags import (
@@ -66,7 +68,9 @@ def demo(
     report: Annotated[
         Path, typer.Option("--report", help="HTML file to write the report to; an older report is replaced.")
     ] = Path("report.html"),
-    docs: Annotated[int, typer.Option("--docs", min=1, help="Number of documents per context length.")] = 4,
+    docs: Annotated[
+        int, typer.Option("--docs", min=1, max=MAX_DOCUMENTS, help="Number of documents per context length.")
+    ] = 4,
     show_all: All = False,
     quiet: Quiet = False,
 ) -> None:
@@ -75,11 +79,12 @@ def demo(
     The model is SmolLM2-135M-Instruct, quantised to four bits. The schemes are base, YaRN, YaRN without its attention
     factor, and AdaRoPE. Takes a few minutes on two cores. A model of the hub: headscope run --model base=ORG/NAME
     """
-    from headscope.rendering.html_page import check_report_file
+    from headscope.rendering.html_page import REPORT
     from headscope.study.config import read_study
 
-    check_report_file(report, "--report")  # before the minutes that the measurement takes
+    replace(REPORT, option="--report").check(report)  # before the minutes that the measurement takes
     study = read_study(STUDY_FILES / "demo.yaml", {"texts": {"docs": docs}})
+    signals.announce_resume(True)
     run = execute(study, out, resume=True, quiet=quiet)  # an interrupted demo simply continues
     from headscope.rendering.console import print_line
     from headscope.rendering.terminal import print_summary, print_warnings
@@ -228,6 +233,8 @@ def list_runs(
 
     if not os.path.isdir(directory):
         raise BadInput(f"no directory '{directory}'. Check the path, or create a first run: headscope demo")
+    if (directory / "run.json").is_file() or any(directory.glob("*.parquet")):
+        raise BadInput(f"'{directory}' is a run, not a folder of runs. Use: headscope ls {directory.resolve().parent}")
     from headscope.rendering.console import bold, print_line
     from headscope.rendering.terminal import print_run_entry, run_to_dict
 
@@ -315,7 +322,7 @@ def main() -> None:
         print(f"headscope: {' '.join(error.format_message().split())}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        _print_last_line(signals.MESSAGE)
+        _print_last_line(signals.message())
         sys.exit(signals.EXIT_CODE)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not _has_working_directory():

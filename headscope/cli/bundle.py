@@ -2,27 +2,27 @@
 
 import json
 import os
-import shutil
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headscope.base import plugins, signals, user_input
+from headscope.base import plugins
+from headscope.base.output_files import Output
 from headscope.cli.flags import EXAMPLES, Quiet, example_maps, example_run
-from headscope.errors import BrokenProbe, CannotWrite
+from headscope.errors import BrokenProbe
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from headscope.cli.site_pages import Address, SitePages
 
     Addresses = Sequence[Address]
 
-MARKER_FILE = "headscope-bundle.json"
-"""Marks a folder as a bundle, which a newer bundle may replace."""
+BUNDLE = Output("a bundle", "headscope-bundle.json")
 VIEWS_PER_BATCH = 8
 """Views that a process writes at a time; at least a page. A page that has a view for every model has as many views."""
 MAX_VIEWS_IN_ONE_PROCESS = 64
@@ -51,7 +51,8 @@ def bundle(
 
     runs = runs or [example_run(), *(EXAMPLES / name for name in example_maps())]
     progress = console_progress(quiet, can_resume=False)
-    with _draft_folder(out) as draft:
+    with BUNDLE.draft(out) as draft:
+        draft.mkdir()
         site = _open_site(tuple(runs))
         for name, text in shared_files(site.heads).items():
             (draft / name).write_text(text, encoding="utf-8")
@@ -63,35 +64,10 @@ def bundle(
                 progress.set_activity(written_addresses[-1].path)
         finally:
             progress.stop()
-        (draft / MARKER_FILE).write_text(json.dumps({"runs": [part.name for part in site.run.parts]}), encoding="utf-8")
+        marker = json.dumps({"runs": [part.name for part in site.run.parts]})
+        (draft / str(BUNDLE.mark)).write_text(marker, encoding="utf-8")
         size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
     print(f"Bundle: {out / 'index.html'} ({len(addresses)} pages, {size / 1e6:.1f} MB)")
-
-
-@contextmanager
-def _draft_folder(out: Path) -> Iterator[Path]:
-    """A draft folder next to `out` that replaces it when the block succeeds, and is removed when it fails.
-
-    Raises CannotWrite if `out` is neither a bundle nor an empty folder, or cannot be written.
-    """
-    out = user_input.expand_path(out, "--out")
-    if out.exists() and not (out / MARKER_FILE).is_file() and not (out.is_dir() and not any(out.iterdir())):
-        raise CannotWrite(f"cannot write {out}: it exists and is not a bundle. Choose another --out, or remove it")
-    draft, old = (
-        out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.{suffix}") for suffix in ("draft", "old")
-    )
-    try:
-        draft.mkdir(parents=True)
-        yield draft
-        with signals.uninterrupted():
-            if out.exists():
-                out.rename(old)
-            draft.rename(out)
-            shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise CannotWrite(f"cannot write {out}: {error.strerror or error}. Choose another --out") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _write_in_batches(runs: Sequence[Path], draft: Path, addresses: "Addresses") -> "Iterator[Addresses]":

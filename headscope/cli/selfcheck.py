@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headscope.cli import quiet_libraries
-from headscope.cli.flags import Json
+from headscope.cli.flags import MAX_BUNDLED_TOKENS, Json
 
 if TYPE_CHECKING:
     from headscope.positions.model import Model
@@ -22,10 +22,17 @@ MAX_TIMING_SECONDS = 90.0
 def selfcheck(
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     model: Annotated[str, typer.Option("--model", help="CHECKPOINT to measure.")] = "smollm2-135m",
-    length: Annotated[int, typer.Option("--length", min=16, help="Tokens to compare with eager attention.")] = 192,
+    length: Annotated[
+        int, typer.Option("--length", min=16, max=MAX_BUNDLED_TOKENS, help="Tokens to compare with eager attention.")
+    ] = 192,
     longest: Annotated[
         int | None,
-        typer.Option("--longest", min=0, help="Longest context to time. [default: as far as time and memory allow]"),
+        typer.Option(
+            "--longest",
+            min=0,
+            max=MAX_BUNDLED_TOKENS,
+            help="Longest context to time. [default: as far as time and memory allow]",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -3,6 +3,7 @@
 Gains of norms are folded in; scales of norms and biases are left out, as in the copying scores of runs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
+from headscope.base.public_functions import checked, checked_methods
+from headscope.base.user_input import quote
 from headscope.decomposition.head_circuits import LayerCircuits, TokenEmbeddings
 from headscope.decomposition.head_weights import ModelWeights, inspect_head_weights
 from headscope.decomposition.token_pairs import refuse_distance_bias, rotation_phases
@@ -19,12 +22,14 @@ from headscope.measures.circuits import copying_scores
 from headscope.measures.rotary_pairs import pair_coordinates
 from headscope.positions.model import Model
 
+TokenIds = Tensor | Sequence[int]
 SAMPLED_TOKENS = 2048
 """Tokens of the vocabulary over which `copying_accuracy` is measured by default."""
 TOKENS_PER_PRODUCT = 512
 """Tokens whose logits over the whole vocabulary are in memory at once."""
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class HeadMatrices:
     """The weights of query head `head` of layer number `layer`, float32: `query` and `key` [d, D] (W_Q, W_K), `value`
@@ -79,7 +84,7 @@ class HeadMatrices:
         score = copying_scores(self.value[None], self.output[None], vocabulary_map.to(self.value.device))
         return float(score.nan_to_num(0).clamp(-1, 1)[0])
 
-    def token_logits(self, sources: Any, targets: Any = None) -> Tensor:
+    def token_logits(self, sources: TokenIds, targets: TokenIds | None = None) -> Tensor:
         """The full OV circuit: what attending to each of tokens `sources` [n] adds to the logits of `targets` [m],
         [n, m], minus the mean over the vocabulary. All tokens are targets by default.
         """
@@ -94,7 +99,7 @@ class HeadMatrices:
         logits = [directions @ part.float().T for part in torch.split(unembedding[rows.to(unembedding.device)], 2**15)]
         return torch.cat(logits, 1) - mean[:, None]
 
-    def copying_accuracy(self, tokens: Any = None, *, top: int = 1, seed: int = 0) -> float:
+    def copying_accuracy(self, tokens: int | TokenIds | None = None, *, top: int = 1, seed: int = 0) -> float:
         """Share of tokens whose own logit the head raises most of all (is among the `top` most raised), 0..1.
 
         A logit that equals the own one counts as larger, so that a head whose weights are 0 scores 0, unless `top` is
@@ -139,6 +144,8 @@ class HeadMatrices:
         written, values, read = self.singular_directions()
         if not 1 <= directions <= len(values):
             raise BadInput(f"directions={directions}. Use 1 to {len(values)}")
+        if top < 1:
+            raise BadInput(f"top={top} is not a number of tokens. Use at least 1")
         decomposition, embedding = self._weights.decomposition, self._weights.embedding
         outputs = self._weights.final_norm.linear(written.T[:directions].to(self._weights.final_norm.gain.device))
         unembedding = decomposition.unembedding.float()
@@ -159,8 +166,11 @@ class HeadMatrices:
     def _embeddings(self) -> TokenEmbeddings:
         return TokenEmbeddings(self.model, self._weights)
 
-    def _token_ids(self, tokens: Any, noun: str) -> Tensor:
-        ids = torch.as_tensor(tokens).long().flatten().cpu()
+    def _token_ids(self, tokens: TokenIds, noun: str) -> Tensor:
+        ids = torch.as_tensor(tokens).flatten().cpu()
+        if len(ids) and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
+            raise BadInput(f"the {noun} tokens are {quote(tokens)}. Use a list of token ids")
+        ids = ids.long()
         limit = min(len(self._weights.embedding), len(self._weights.decomposition.unembedding))
         if not len(ids):
             raise BadInput(f"no {noun} token. Give at least one token id")
@@ -178,6 +188,7 @@ def _head_planes(weight: Tensor, geometry: Geometry) -> Tensor:
     return torch.complex(x, y).T
 
 
+@checked
 @torch.no_grad()
 def head_matrices(model: Model, layer: int, head: int) -> HeadMatrices:
     """The weight matrices of query head `head` of layer number `layer`.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from headscope.base.public_functions import checked
 from headscope.decomposition.head_circuits import TokenEmbeddings
 from headscope.decomposition.head_weights import inspect_head_weights
 from headscope.errors import BadInput, UnsupportedModel
@@ -18,6 +19,7 @@ from headscope.positions.model import Model
 from headscope.positions.schedule import Schedule
 
 
+@checked
 def token_pair_logits(
     model: Model, query_tokens: Sequence[int], key_tokens: Sequence[int], distances: Sequence[int], layer: int = 0
 ) -> Tensor:

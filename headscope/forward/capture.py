@@ -24,6 +24,7 @@ from headscope.attention.contexts import refusing_other_threads
 from headscope.attention.edits import LayerEdit, TokenSet
 from headscope.attention.listeners import Listener
 from headscope.attention.streaming_kernel import StreamingKind
+from headscope.base.public_functions import checked_methods, public_context
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.bridge_hooks import firing_bridge_hooks
 from headscope.models import open_contexts
@@ -37,6 +38,7 @@ _is_trial: ContextVar[bool] = ContextVar("is_trial", default=False)
 """Whether the running passes check the model on a few tokens, so that edits of the user's text need not apply."""
 
 
+@checked_methods
 class CapturedLayers:
     """The attention layers of a captured model, by index; `geometry.layer_numbers` are their numbers in the model."""
 
@@ -142,7 +144,7 @@ class CapturedLayers:
         return modules[layer]
 
 
-@contextmanager
+@public_context
 def capturing(model: LoadedModel, description: str = "hs.capturing(...) with edits") -> Iterator[CapturedLayers]:
     """Route the model's attention through headscope's backend and yield its layers; leaving restores the model.
 

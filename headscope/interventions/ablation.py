@@ -12,7 +12,6 @@ last R tokens only. A rule that chooses keys, such as top:64: the head attends t
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -24,6 +23,7 @@ from headscope.attention.streaming_kernel import StreamingKind
 from headscope.base import user_input
 from headscope.base.ablation_names import MEAN_OF_DOCUMENT, MEAN_OF_TEXT, ablation_name
 from headscope.base.model_identity import AcceptedWeights
+from headscope.base.public_functions import public_context
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import finite_hidden_states
@@ -55,7 +55,7 @@ REFERENCE_TOKENS = 512
 """Tokens of the reference text, for models with at least as long a native context."""
 
 
-@contextmanager
+@public_context
 def ablated(
     model: Model,
     heads: Heads,
@@ -83,13 +83,15 @@ def ablated(
     `capturing`; other models may run in other threads.
     """
     refuse_other_head_set(model, heads, weights)
+    if seed < 0:
+        raise BadInput(f"seed={seed} is below 0. Use 0 or more")
     tokens = parse_token_set(positions)
-    ablation = parse_ablation(str(kind), seed)
+    ablation = parse_ablation(kind, seed)
     chosen = layer_heads(model, heads)
     if ablation is None:
         layers = sorted({layer for layer, _ in chosen})
         outputs = reference_outputs(model, layers, reference_tokens(model, model.tokenizer, text))
-        ablation = ablation_by_outputs(str(kind), outputs, seed)
+        ablation = ablation_by_outputs(kind, outputs, seed)
     name = describe_heads(model, chosen)
     place = "" if tokens.tokens is None else f" at {position_name(positions)}"
     one = Edit(ablation, chosen, targets_of(ablation), tokens, name)

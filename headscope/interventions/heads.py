@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Annotated, get_args
 
 from headscope.attention.geometry import Geometry
 from headscope.base.head_set import HeadSet
@@ -53,7 +53,8 @@ def head_unit(geometry: Geometry, layer: int, head: int) -> Unit:
     return Unit(layer, geometry.kv_group(layer, head), head)
 
 
-Heads = str | Mapping[int, Iterable[int]] | Iterable[str | Head]
+HEADS_FORMS = "names such as 'L18H6,L5H3', pairs (layer, head), or a mapping from layers to heads"
+Heads = Annotated[str | Mapping[int, Iterable[int]] | Iterable[str | Head], HEADS_FORMS]
 """A HeadSet, names such as L18H6 (a list, or separated by commas), "all", pairs (layer, head), or a mapping from layers
 to their heads."""
 LayerHead = tuple[int, int]

@@ -8,9 +8,6 @@ their logits: biases of several contexts add up, and listeners get the weights t
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from numbers import Real
-from operator import index
 from typing import Any
 
 import torch
@@ -19,6 +16,7 @@ from torch import Tensor
 from headscope.attention import backend
 from headscope.attention.edits import TokenSet
 from headscope.base.model_identity import AcceptedWeights
+from headscope.base.public_functions import public_context
 from headscope.base.user_input import quote
 from headscope.errors import BadInput, did_you_mean
 from headscope.forward.capture import is_trial_pass
@@ -63,7 +61,7 @@ class _PromptCheck:
             )
 
 
-@contextmanager
+@public_context
 def steered(
     model: Model,
     heads: Heads,
@@ -89,14 +87,13 @@ def steered(
     if isinstance(span, str):
         name, (ids, span) = f"'{span}'", _span_of_prompt(model, span, prompt)
     elif prompt is not None:
-        raise BadInput(f"prompt is given with positions, span={span}. Name a span of the prompt, or leave prompt out")
-    try:
-        positions = sorted({*map(index, span)})
-    except TypeError:
-        positions = []
+        raise BadInput(
+            f"prompt is given with positions, span={quote(span)}. Name a span of the prompt, or leave prompt out"
+        )
+    positions = sorted({*span})
     if not positions or positions[0] < 0:
         raise BadInput(f"span={quote(span)} has no token position, or one below 0. Use positions such as range(3, 17)")
-    if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 < alpha <= 1:
+    if not 0 < alpha <= 1:
         raise BadInput(f"alpha={alpha!r} is not a factor of weights. Use a number above 0 and at most 1")
     refuse_other_head_set(model, heads, weights)
     chosen = layer_heads(model, heads)
@@ -131,6 +128,7 @@ def _span_of_prompt(model: Model, name: str, prompt: str | Mapping[str, Any] | N
 
 def _describe(positions: list[int]) -> str:
     """Positions as ranges, such as 3-16,20: the description tells two spans apart."""
-    starts = [position for position in positions if position - 1 not in positions]
-    ends = [position for position in positions if position + 1 not in positions]
+    known = {*positions}
+    starts = [position for position in positions if position - 1 not in known]
+    ends = [position for position in positions if position + 1 not in known]
     return ",".join(f"{start}-{end}" if start < end else f"{start}" for start, end in zip(starts, ends, strict=True))

@@ -22,7 +22,7 @@ from headscope.base.model_identity import ModelIdentity
 from headscope.base.model_spec import ModelSpec
 from headscope.compat.torch import original_module
 from headscope.compat.transformers import NAME_OR_PATH
-from headscope.errors import BadInput, first_line
+from headscope.errors import BadInput
 from headscope.models import loading, lora, module_facts, open_contexts, quantization
 from headscope.models.bridge import delegating_attention, is_bridge
 from headscope.models.device_map import refuse_offloaded
@@ -214,8 +214,9 @@ def pick_device(device: str) -> torch.device:
         torch_device = torch.device(device)
         torch.empty(0, device=torch_device)
     except (RuntimeError, AssertionError, ImportError, AttributeError, TypeError) as error:
+        names = ["auto", "cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
         raise BadInput(
-            f"device '{device}' cannot be used on this machine ({first_line(error)}). Use --device auto or cpu"
+            f"device '{device}' cannot be used on this machine. Use --device with one of: {', '.join(names)}"
         ) from error
     if torch_device.type == "meta":
         raise BadInput("device 'meta' holds no tensor data. Use --device auto or cpu")

@@ -25,6 +25,7 @@ from transformers import (
 
 from headscope.attention.backend import text_part_attention
 from headscope.base import user_input
+from headscope.base.input_files import json_fault
 from headscope.base.model_spec import HubId, ModelSpec
 from headscope.compat.transformers import COMMIT_HASH, MODEL_MAPPING, SUPPORTS_SDPA
 from headscope.errors import (
@@ -230,22 +231,28 @@ def _hub_name(checkpoint: str) -> str:
 
 def locate(name: str) -> tuple[str, str]:
     """The folder that transformers opens, and the checkpoint's name in a run. Raises as `_locate` does, and BadInput
-    for a config of too many layers or experts."""
+    for a config that is no JSON object, or has too many layers or experts."""
     folder, identity = _locate(name)
-    _refuse_many_parts(Path(folder), name)
+    _check_config(Path(folder), name)
     return folder, identity
 
 
-def _refuse_many_parts(folder: Path, name: str) -> None:
-    """Raise BadInput for so many layers or experts that building the model, or only its config, would not end.
+def _check_config(folder: Path, name: str) -> None:
+    """Raise BadInput for a config that is no JSON object, and for so many layers or experts that building the model, or
+    only its config, would not end.
 
-    A file that cannot be read is left to transformers.
+    A file that the system cannot read is left to transformers.
     """
+    remedy = "Correct its config.json, or download it again"
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+    except OSError:
         return
-    parts = [config, *config.values()] if isinstance(config, dict) else []
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"cannot read config.json of checkpoint '{name}': {json_fault(error)}. {remedy}") from error
+    if not isinstance(config, dict):
+        raise BadInput(f"config.json of checkpoint '{name}' is {user_input.quote(config)}, not a JSON object. {remedy}")
+    parts = [config, *config.values()]
     for key, value in (entry for part in parts if isinstance(part, dict) for entry in part.items()):
         if PART_COUNT.fullmatch(key) and isinstance(value, int | float) and value > MAX_PARTS:
             raise BadInput(

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from headscope.attention.geometry import Geometry
 from headscope.base import user_input
 from headscope.base.model_identity import WeightDigests
+from headscope.base.output_files import Output
+from headscope.base.public_functions import checked_methods
 from headscope.errors import BadInput, ResourceMissing
 from headscope.models.checkpoint import LoadedModel
 from headscope.models.lora import WEIGHTS_FILE
@@ -29,6 +31,7 @@ from headscope.positions.adapter_validation import parse_metadata, validate_meta
 from headscope.positions.schedule import Schedule, require_own_keys, require_rotation
 
 FORMAT = "headscope-adarope/1"
+ADAPTER = Output("an AdaRoPE adapter", b"headscope-adarope/", "path")
 METADATA_KEY = "headscope"
 """The only entry of an adapter file's metadata: a JSON object."""
 LEARNED_PARAMETERS = ("xi", "tau", "gamma")
@@ -51,6 +54,7 @@ def lora_folder_of(adapter_file: Path) -> Path:
     return adapter_file.with_suffix(".lora")
 
 
+@checked_methods
 class AdaRoPE(nn.Module):
     """AdaRoPE parameters as a trainable position schedule.
 
@@ -178,12 +182,14 @@ class AdaRoPE(nn.Module):
         return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     def save(self, path: Path | str, **metadata: Any) -> Path:
-        """Write the adapter file; keyword arguments are added to its JSON metadata."""
-        path = Path(path)
+        """Write the adapter file; keyword arguments are added to its JSON metadata. An older adapter is replaced.
+
+        Raises CannotWrite if there is another file, or if the file cannot be written.
+        """
         all_metadata = {"format": FORMAT, "reference_length": self.reference_length, **self.metadata, **metadata}
         # One entry: safetensors writes several in no fixed order, and equal adapters should have equal bytes.
-        save_file(self.tensors(), path, {METADATA_KEY: json.dumps(all_metadata)})
-        return path
+        metadata_text = {METADATA_KEY: json.dumps(all_metadata)}
+        return ADAPTER.write(path, lambda draft: save_file(self.tensors(), draft, metadata_text))
 
     @classmethod
     def load(cls, path: Path | str, checkpoint: LoadedModel, any_weights: bool = False) -> "AdaRoPE":

@@ -19,6 +19,7 @@ from headscope.attention import backend, families
 from headscope.attention.contexts import entering
 from headscope.attention.families.sparse_attention import indexed_queries
 from headscope.base.model_spec import SchemeSpec
+from headscope.base.public_functions import public_context
 from headscope.errors import ResourceMissing, UnsupportedModel
 from headscope.models import open_contexts
 from headscope.models.bridge import delegating_attention
@@ -32,7 +33,7 @@ from headscope.positions.schedule import FixedSchedule, Schedule, unsupported_sc
 from headscope.positions.schemes import Base, Scheme, parse_scheme
 
 
-@contextmanager
+@public_context
 def attached(model: Model, scheme: str | Scheme | FixedSchedule | AdaRoPE | None = None) -> Iterator[Schedule]:
     """Run the model under a position scheme inside the `with`; leaving restores the model bit for bit.
 

@@ -19,6 +19,7 @@ from headscope.attention.geometry import Geometry
 from headscope.base import user_input
 from headscope.base.model_identity import ModelIdentity
 from headscope.base.model_spec import ModelSpec, SchemeSpec
+from headscope.base.public_functions import checked, checked_methods
 from headscope.errors import BadInput
 from headscope.models import open_contexts
 from headscope.models.checkpoint import (
@@ -75,6 +76,7 @@ class _FixedScheme:
         return self.fixed_schedule
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class Model:
     """A loaded checkpoint with a position scheme and the spec of that scheme.
@@ -207,6 +209,7 @@ def _digest_positions(model: Model) -> str:
     return digest.hexdigest()
 
 
+@checked
 def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any = None) -> Model:
     """Open a model for measuring.
 
@@ -222,7 +225,7 @@ def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any
     architecture that would be measured wrongly.
     """
     if isinstance(tokenizer, str | Path):
-        tokenizer = load_tokenizer(str(tokenizer))
+        tokenizer = load_tokenizer(str(user_input.check_path(tokenizer, "tokenizer")))
     if not (tokenizer is None or callable(tokenizer)):
         raise BadInput(f"the tokenizer is {user_input.quote(tokenizer)}. Pass a tokenizer of transformers or a folder")
     if not isinstance(spec, str):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from headscope.base import input_files, user_input
 from headscope.errors import BadInput
+from headscope.prompts.texts import refuse_copies
 
 NeedleKind = Literal["literal", "indirect", "both"]
 
@@ -168,29 +169,31 @@ def read_needles(file: str | None, count: int, kind: NeedleKind = "literal") -> 
     needles = [_parse_needle(value, location, number) for number, (location, value) in enumerate(lines, start=1)]
     if not needles:
         raise BadInput(f"'{file}' has no needle. Write one JSON object per line with {', '.join(_REQUIRED_FIELDS)}")
+    refuse_copies(
+        (location, (needle.question, needle.text, needle.cue))
+        for (location, _), needle in zip(lines, needles, strict=True)
+    )
     if repeated := {needle.name for needle in needles if [n.name for n in needles].count(needle.name) > 1}:
         raise BadInput(f"'{file}' has two needles named '{min(repeated)}'. Give each its own name")
     return needles[:count]
 
 
-_OPTIONAL_FIELDS = {"cue", "real_needle"}
+_OPTIONAL_FIELDS = ("cue", "real_needle")
 _REQUIRED_FIELDS = [field.name for field in fields(Needle) if field.name not in _OPTIONAL_FIELDS]
-_PUBLISHED_FIELDS = {"needle", "question", "real_needle"}
+_PUBLISHED_FIELDS = ("needle", "question", "real_needle")
 """Keys of the lines of Retrieval_Head's needles.jsonl."""
 
 
 def _parse_needle(value: Any, location: str, number: int) -> Needle:
-    if isinstance(value, dict) and set(value) == _PUBLISHED_FIELDS:
+    is_published = isinstance(value, dict) and "needle" in value
+    keys = (_PUBLISHED_FIELDS, ()) if is_published else (_REQUIRED_FIELDS, _OPTIONAL_FIELDS)
+    input_files.check_keys(value, location, *keys)
+    if is_published:
         value = _split_published_needle(value, location, number)
-    if not isinstance(value, dict) or set(value) - _OPTIONAL_FIELDS != set(_REQUIRED_FIELDS):
-        known = {*_REQUIRED_FIELDS, *_OPTIONAL_FIELDS, *_PUBLISHED_FIELDS}
-        unknown = [key for key in value if key not in known] if isinstance(value, dict) else []
-        reason = f": unknown key {user_input.quote(unknown[0])}" if unknown else ""
-        raise BadInput(
-            f"{location} is not a needle{reason}. Write the keys {', '.join(_REQUIRED_FIELDS)} and, optionally, "
-            "cue; or needle, question, real_needle"
-        )
-    patterns = {"name": (".", "a string that is not empty"), "fact": (r"\w", "a string that contains a word")}
+    patterns = dict.fromkeys(("name", "question", "opening"), (r"\S", "a string that is not empty"))
+    patterns["fact"] = (r"\w", "a string that contains a word")
+    if is_published:
+        del patterns["opening"]  # the real needle may be the whole needle
     for key, text in value.items():
         pattern, expected = patterns.get(key, ("", "a string"))
         if not isinstance(text, str) or not re.search(pattern, text, re.DOTALL):

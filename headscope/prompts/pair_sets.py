@@ -54,7 +54,8 @@ MAX_REPEATED_DRAWS = 1000
 class PairSet:
     """Prompt pairs in the tokens of one model. `build(n)` builds pair n, whose name is `pair_names[n]`.
 
-    `digest` identifies the content, for resumed runs. `length` is the number of tokens of the longest prompt.
+    `digest` identifies the content, for resumed runs. `length` is the number of tokens of the longest prompt, and
+    `clean_lengths` are those of the shortest and the longest clean prompt.
     """
 
     name: str
@@ -62,6 +63,7 @@ class PairSet:
     build: Callable[[int], TokenPair]
     digest: str
     length: int
+    clean_lengths: tuple[int, int]
 
     def __len__(self) -> int:
         return len(self.pair_names)
@@ -92,7 +94,9 @@ def file_pairs(
     warn_about_repeated_bos(tokenizer, prompts, f"prompts of '{file}'")
     _warn_about_leading_spaces(pairs, f"prompt pairs of '{file}'")
     digest = hashlib.sha256(content.encode()).hexdigest()
-    return PairSet(_file_set_name(file), [pair.name for pair in pairs], build, digest, max(map(len, prompts)))
+    clean = [len(pair.clean) for pair in tokens]
+    names = [pair.name for pair in pairs]
+    return PairSet(_file_set_name(file), names, build, digest, max(map(len, prompts)), (min(clean), max(clean)))
 
 
 def single_pair_set(
@@ -113,11 +117,13 @@ def single_pair_set(
     if template:
         prompt = chat_text(tokenizer, prompt, "Leave out the template")
     pair = PromptPair(PROMPT_SET, prompt, prompt, answer, wrong, has_template=template)
-    tokens = tokenize_pair(tokenizer, pair, needs_one_token=needs_one_token, needs_wrong=needs_wrong, options=options)
+    needs = {"needs_one_token": needs_one_token, "needs_wrong": needs_wrong}
+    tokens = tokenize_pair(tokenizer, pair, "unused", options=options, **needs)
     _warn_about_leading_spaces([pair], "prompts")
     if not template:
         warn_about_repeated_bos(tokenizer, [tokens.clean.tolist()], "prompts")
-    return PairSet(PROMPT_SET, [PROMPT_SET], lambda index: tokens, repr(pair), len(tokens.clean))
+    length = len(tokens.clean)
+    return PairSet(PROMPT_SET, [PROMPT_SET], lambda index: tokens, repr(pair), length, (length, length))
 
 
 def _warn_about_leading_spaces(pairs: Sequence[PromptPair], noun: str) -> None:
@@ -205,6 +211,7 @@ def generated_pairs(
     attempts: list[int] = []  # those that gave a new pair
     contents: set[bytes] = set()
     attempt = longest = 0
+    clean: set[int] = set()
     while len(attempts) < count:
         pair = draw(len(attempts), attempt)
         content = _digest(pair)
@@ -212,6 +219,7 @@ def generated_pairs(
             contents.add(content)
             attempts.append(attempt)
             longest = max(longest, len(pair.clean), len(pair.corrupted))
+            clean.add(len(pair.clean))
         elif attempt - attempts[-1] > MAX_REPEATED_DRAWS:
             raise BadInput(
                 f"the set {name} has too few different pairs for a count of {count}: {len(attempts)} were found. Use "
@@ -223,7 +231,7 @@ def generated_pairs(
         return draw(index, attempts[index])
 
     names, digest = [f"{name} {index}" for index in range(count)], f"{name} {count} {length} {seed}"
-    return PairSet(name, names, build, digest, longest)
+    return PairSet(name, names, build, digest, longest, (min(clean), max(clean)))
 
 
 def _digest(pair: TokenPair) -> bytes:

@@ -15,7 +15,7 @@ from headscope.base import input_files, user_input
 from headscope.errors import BadInput, did_you_mean
 from headscope.prompts.haystack import Ids, decode_tokens, tokenize_plain
 from headscope.prompts.special_tokens import leading_special_tokens
-from headscope.prompts.texts import comparable_text
+from headscope.prompts.texts import refuse_copies
 from headscope.prompts.token_positions import LAST_SPAN, parse_positions, resolve_positions
 from headscope.prompts.token_text import token_offsets
 
@@ -164,16 +164,13 @@ def read_prompt_pairs(file: str, *, needs_corrupted: bool = True) -> list[Prompt
     if not pairs:
         raise BadInput(f"'{file}' has no prompt pair. Write JSON objects with the keys {', '.join(_REQUIRED_FIELDS)}")
     names: set[str] = set()
-    locations: dict[tuple[str, ...], str] = {}
     for pair in pairs:
         if pair.name in names:
             raise BadInput(f"{pair.location}: the name {user_input.quote(pair.name)} is already used. Use another one")
         names.add(pair.name)
-        texts = (pair.clean, pair.corrupted, pair.answer, pair.wrong, pair.corrupted_answer)
-        content = tuple(map(comparable_text, texts))
-        if content in locations:  # intervals would count it as an independent pair
-            raise BadInput(f"{pair.location} is a copy of {locations[content]}. Remove it")
-        locations[content] = pair.location
+    refuse_copies(
+        (pair.location, (pair.clean, pair.corrupted, pair.answer, pair.wrong, pair.corrupted_answer)) for pair in pairs
+    )
     return pairs
 
 
@@ -205,8 +202,9 @@ def tokenize_pair(
     """The pair in tokens, each prompt after the tokenizer's leading special tokens.
 
     `needs_one_token`: the answers must be single tokens. `needs_wrong`: the wrong answer must be given. Raises BadInput
-    for prompts of different lengths (if `alignment` is "equal"), prompts without a common last token (if "end"), and
-    answers that the metric cannot use; the message may advise to change those of `PAIR_OPTIONS` that are in `options`.
+    for prompts of different lengths (if `alignment` is "equal"), prompts without a common last token (if "end"), equal
+    prompts (if either), equal answers, and answers that the metric cannot use; the message may advise to change those
+    of `PAIR_OPTIONS` that are in `options`.
     """
     location = pair.location or f"prompt pair '{pair.name}'"
     clean, corrupted = (
@@ -222,10 +220,15 @@ def tokenize_pair(
     aligned = len(clean) if alignment == "equal" else common
     if aligned == 0 and alignment == "end":
         raise BadInput(f"{location}: the two prompts end in different tokens. End both prompts with the same token")
+    if np.array_equal(clean, corrupted) and alignment in ("equal", "end"):
+        raise BadInput(f"{location}: clean and corrupted prompt are the same {len(clean)} tokens. Change one of them")
     answer = _answer_tokens(tokenizer, pair.clean, pair.answer, location)
     wrong = answer[:0]
     if pair.wrong:
         wrong = _answer_tokens(tokenizer, pair.clean, pair.wrong, location)
+        if np.array_equal(answer, wrong):
+            text = user_input.quote(decode_tokens(tokenizer, answer))
+            raise BadInput(f"{location}: answer and wrong answer are the same tokens, {text}. Change one")
     elif needs_wrong:
         other = f", or use --metric {'logprob' if len(answer) == 1 else 'nll'}" if "metric" in options else ""
         raise BadInput(f"{location}: it has no wrong answer, which the metric needs. Add 'wrong'{other}")
@@ -270,22 +273,20 @@ def continuation_tokens(tokenizer: Any, text: str, continuation: str) -> Ids | N
 
 _REQUIRED_FIELDS = ("name", "clean", "corrupted", "answer")
 _INTERNAL_FIELDS = ("location", "has_template", "is_contrast")
-_KNOWN_FIELDS = tuple(item.name for item in fields(PromptPair) if item.name not in _INTERNAL_FIELDS)
+_OPTIONAL_FIELDS = [item.name for item in fields(PromptPair) if item.name not in _REQUIRED_FIELDS + _INTERNAL_FIELDS]
 
 
 def _parse_pair(content: Any, location: str, needs_corrupted: bool) -> PromptPair:
     """The pair in one line of a file. Raises BadInput naming the line."""
-    if not isinstance(content, dict):
-        raise BadInput(f"{location} is not a JSON object: {user_input.quote(content)}. Write keys and values in braces")
-    if not needs_corrupted and not content.get("corrupted"):
+    if isinstance(content, dict) and not needs_corrupted and not content.get("corrupted"):
         content = {**content, "corrupted": content.get("clean", "")}
-    _check_keys(list(content), location)
+    input_files.check_keys(content, location, _REQUIRED_FIELDS, _OPTIONAL_FIELDS)
     texts = {key: value for key, value in content.items() if key != "spans"}
     if wrong_type := next((key for key, value in texts.items() if not isinstance(value, str)), None):
         raise BadInput(f"{location}: '{wrong_type}' is {user_input.quote(content[wrong_type])}. Write a string")
     pair = PromptPair(**texts, spans=_parse_spans(content.get("spans", {}), location), location=location)
     for key, description in (("clean", "clean prompt"), ("corrupted", "corrupted prompt"), ("answer", "answer")):
-        if not content[key].strip():
+        if not (content[key] if key == "answer" else content[key].strip()):  # a line break can be an answer
             raise BadInput(f"{location}: the {description} is empty. Write a text")
     if pair.answer == pair.wrong:
         raise BadInput(f"{location}: answer and wrong answer are both {user_input.quote(pair.answer)}. Change one")
@@ -352,14 +353,6 @@ def _text_span(offsets: Sequence[tuple[int, int]], start: int, characters: int, 
     return range(leading + inside[0], leading + inside[-1] + 1)
 
 
-def _check_keys(keys: Sequence[str], location: str) -> None:
-    """Raise BadInput for a missing or an unknown key."""
-    if missing := [key for key in _REQUIRED_FIELDS if key not in keys]:
-        raise BadInput(f"{location} has no key '{missing[0]}'. Write the keys {', '.join(_REQUIRED_FIELDS)}")
-    if unknown := [key for key in keys if key not in _KNOWN_FIELDS]:
-        raise BadInput(f"{location}: unknown key '{unknown[0]}'. Use only {', '.join(_KNOWN_FIELDS)}")
-
-
 def _tokenize_prompt(tokenizer: Any, text: str) -> Ids:
     """Tokens of a prompt after the tokenizer's leading special tokens."""
     leading = np.array(leading_special_tokens(text, tokenizer), np.int32)
@@ -369,7 +362,11 @@ def _tokenize_prompt(tokenizer: Any, text: str) -> Ids:
 def _answer_tokens(tokenizer: Any, prompt: str, answer: str, location: str) -> Ids:
     """The tokens of an answer after the prompt. Raises BadInput if it changes the last tokens of the prompt."""
     ids = continuation_tokens(tokenizer, prompt, answer)
-    if ids is None or len(ids) == 0:
+    if ids is not None and len(ids) == 0:
+        raise BadInput(
+            f"{location}: the tokenizer writes no token for the answer {user_input.quote(answer)}. Change it"
+        )
+    if ids is None:
         raise BadInput(
             f"{location}: the answer {user_input.quote(answer)} merges with the last token of the prompt. Move the "
             "space at the end of the prompt to the start of the answer"

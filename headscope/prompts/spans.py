@@ -98,7 +98,7 @@ def read_span_prompts(source: str) -> list[SpanPrompt]:
         stem = Path(source).name.removesuffix(".jsonl")
         lines = input_files.read_json_lines(source, "file of prompts with spans")
         prompts = [
-            parse_prompt(content, f"{stem}/{number}", location, Path(source).parent)
+            parse_prompt(content, f"{stem}/{number}", location, Path(source).expanduser().parent)
             for number, (location, content) in enumerate(lines, start=1)
         ]
     if not prompts:
@@ -115,11 +115,7 @@ def parse_prompt(content: Any, name: str, location: str, folder: Path = Path()) 
 
     Raises BadInput naming the location.
     """
-    if not isinstance(content, dict):
-        raise BadInput(f"{location} is not a JSON object: {user_input.quote(content)}. Write keys and values in braces")
-    if unknown := [key for key in content if key not in _KEYS]:
-        hint = did_you_mean(unknown[0], _KEYS)
-        raise BadInput(f"{location}: unknown key '{unknown[0]}'{hint}. Use only {', '.join(_KEYS)}")
+    input_files.check_keys(content, location, (), _KEYS)
     if len(sources := [key for key in _SOURCES if key in content]) != 1:
         listed = " and ".join(f"'{key}'" for key in sources) or "no text of a prompt"
         raise BadInput(f"{location} has {listed}. Give one of the keys {', '.join(_SOURCES)}")

@@ -245,6 +245,19 @@ def comparable_text(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", visible).casefold().split())
 
 
+def refuse_copies(entries: Iterable[tuple[str, Sequence[str]]]) -> None:
+    """Raise BadInput for an entry, a location and its texts, with the texts of an earlier one, see `comparable_text`.
+
+    Intervals would count it as independent.
+    """
+    locations: dict[tuple[str, ...], str] = {}
+    for location, texts in entries:
+        content = tuple(comparable_text(text) or text for text in texts)
+        if content in locations:
+            raise BadInput(f"{location} is a copy of {locations[content]}. Remove it")
+        locations[content] = location
+
+
 @cache
 def _invisible_characters() -> dict[int, None]:
     """The format characters of Unicode, such as zero-width spaces and soft hyphens, for `str.translate`."""

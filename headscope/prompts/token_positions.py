@@ -9,15 +9,17 @@ LAST_SPAN = "last"
 """The last token of the prompt."""
 ALL_TOKENS = "all"
 """Every token of the prompt."""
+NUMBER = "-?[0-9]{1,10}"
+"""A position in a text: no text has more tokens than ten digits count."""
 
 
 def parse_positions(name: str) -> slice | None:
     """The positions as a slice; None if the text names no numbers. Negative numbers count from the end."""
     if name == LAST_SPAN:
         return slice(-1, None)
-    if re.fullmatch(r"-?\d+", name):
+    if re.fullmatch(NUMBER, name):
         return slice(int(name), int(name) + 1 or None)
-    if match := re.fullmatch(r"(-?\d+)?:(-?\d+)?", name):
+    if match := re.fullmatch(f"({NUMBER})?:({NUMBER})?", name):
         start, stop = (None if text is None else int(text) for text in match.groups())
         return slice(start, stop)
     return None

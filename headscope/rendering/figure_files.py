@@ -1,10 +1,13 @@
 """Writes a chart to a file: an interactive page, or a vector or pixel image in the width of a paper's template."""
 
 import importlib.util
+import struct
+import zlib
 from pathlib import Path
 
 import plotly.graph_objects as go
 
+from headscope.base.output_files import Output
 from headscope.errors import BadInput, ResourceMissing, did_you_mean
 from headscope.plots.line_ends import restore_legend
 from headscope.plots.selector import remove_menu
@@ -31,6 +34,9 @@ PRINTED_MARGIN = 8
 """Space around a printed figure in px; plotly adds the room that labels of axes need."""
 SCREEN_WIDTH, SCREEN_HEIGHT = 700, 450
 """Size in px of a figure that names none."""
+MARK = b"headscope figure"
+"""A comment in every figure."""
+FIGURE = Output("a figure of headscope", MARK, "path")
 LEAST_SHRINKAGE = 0.65
 """Height of a printed figure as a share of that on the screen, at least: rows of labels need their room."""
 PIXEL_SCALE = 4
@@ -44,37 +50,60 @@ def save_chart(chart: Chart, path: Path | str, width: str | float | None = None)
     title, which the caption of a paper replaces. HTML needs nothing else. Raises BadInput for another format or width,
     ResourceMissing for an image without the extra `export` or without a browser, which draws the image.
     """
-    if not isinstance(path, str | Path):
-        raise BadInput(f"path is {path!r}, not a path. Give a text or a Path")
-    file = Path(path)
+    file = check_figure(path, width)
     kind = file.suffix.removeprefix(".").lower()
-    if kind not in ("html", *IMAGE_FORMATS):
-        raise BadInput(
-            f"unknown figure format '{file.suffix}' of {file}. Use one of: .html, .{', .'.join(IMAGE_FORMATS)}"
-        )
     figure = _fit_to_width(chart.picture if kind == "html" else remove_menu(chart.picture), width)
     if kind == "html":
         # The camera button writes what the browser draws, so that a page is a way to an SVG without the extra.
         content = figure.to_html(include_plotlyjs=True, config={**GRAPH_CONFIG, "displayModeBar": True}).encode()
     else:
         content = _draw_image(figure, kind, file)
-    try:
-        file.write_bytes(content)
-    except OSError as error:
-        raise BadInput(f"cannot write {file} ({error.strerror}). Check the folder and its permissions") from error
+    return FIGURE.write(file, _with_mark(content, kind))
+
+
+def check_figure(path: Path | str, width: str | float | None = None) -> Path:
+    """The path with "~" expanded. Raises BadInput as `save_chart` does, without drawing."""
+    file = FIGURE.check(path)
+    if file.suffix.removeprefix(".").lower() not in ("html", *IMAGE_FORMATS):
+        raise BadInput(
+            f"unknown figure format '{file.suffix}' of {file}. Use one of: .html, .{', .'.join(IMAGE_FORMATS)}"
+        )
+    _inches(width)
     return file
 
 
-def _fit_to_width(figure: go.Figure, width: str | float | None) -> go.Figure:
-    """The figure, or a copy in the width of a column, with black 8-point labels and no title."""
+def _with_mark(content: bytes, kind: str) -> bytes:
+    """The file with the mark of a figure, as a comment in its format."""
+    if kind == "png":
+        chunk = b"tEXtSoftware\0" + MARK
+        framed = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+        return content[:-12] + framed + content[-12:]  # the last 12 bytes end the image
+    if kind == "jpg":
+        return content[:2] + b"\xff\xfe" + struct.pack(">H", len(MARK) + 2) + MARK + content[2:]
+    if kind == "webp":
+        chunks = content[8:] + b"note" + struct.pack("<I", len(MARK)) + MARK  # of an even number of bytes
+        return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
+    return content + (b"\n%%%s\n" if kind == "pdf" else b"\n<!-- %s -->\n") % MARK
+
+
+def _inches(width: str | float | None) -> float | None:
+    """The width in inches; None without one."""
     if width is None:
-        return figure
+        return None
     if isinstance(width, str) and width not in COLUMN_INCHES:
         hint = did_you_mean(width, COLUMN_INCHES)
         raise BadInput(f"unknown width '{width}'{hint}. Use inches or one of: {', '.join(COLUMN_INCHES)}")
     inches = COLUMN_INCHES[width] if isinstance(width, str) else float(width)
     if not 1 <= inches <= 50:
         raise BadInput(f"width must be between 1 and 50 inches: {inches:g}. Use e.g. 3.25")
+    return inches
+
+
+def _fit_to_width(figure: go.Figure, width: str | float | None) -> go.Figure:
+    """The figure, or a copy in the width of a column, with black 8-point labels and no title."""
+    inches = _inches(width)
+    if inches is None:
+        return figure
     pixels = inches * PIXELS_PER_INCH
     printed = go.Figure(figure)
     restore_legend(printed)  # names at the ends of lines would take a third of a column

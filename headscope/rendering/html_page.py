@@ -9,9 +9,7 @@ import gzip
 import hashlib
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -26,8 +24,8 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from headscope.base import user_input
-from headscope.errors import BadInput, CannotWrite
+from headscope.base.output_files import Output
+from headscope.errors import BadInput
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.rendering import assembly, run_results
 from headscope.rendering.blocks import Block, Chart, ChartGroup, PageContent, RenderContext, TextTable
@@ -50,9 +48,7 @@ PACKED_TYPES = {f"{kind}{8 * size}": f"{kind[0]}{size}" for kind in ("int", "uin
     "float64": "f8",
 }
 """Types of plotly's packed arrays, by the name of the numpy type."""
-GENERATOR = b'<meta name="generator" content="headscope">'
-"""Marks a page that headscope wrote, within its first `HEAD_BYTES`."""
-HEAD_BYTES = 2000
+REPORT = Output("a report of headscope", b'<meta name="generator" content="headscope">')
 REASON_COLUMN = "reason"
 
 
@@ -64,44 +60,10 @@ def write_report(runs: Sequence[Run], out: Path | str) -> Path:
     """
     if not runs:
         raise BadInput("a report needs at least one run. Name a run directory")
-    out = user_input.check_path(out, "out")
-    check_report_file(out)
+    REPORT.check(out)
     for run in runs:
         run.check()  # before drawing, and also the tables that no chart uses
-    page = render_report(runs)
-    with _convert_write_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        draft = out.with_name(f".report-{os.getpid()}.draft")  # a short name, which every file system accepts
-        try:
-            draft.write_text(page, encoding="utf-8")
-            draft.replace(out)
-        finally:
-            draft.unlink(missing_ok=True)
-    return out
-
-
-def check_report_file(out: Path, flag: str = "--out") -> None:
-    """Raise CannotWrite, naming the flag, if there is something other than an older report at `out`."""
-    with _convert_write_errors(out, flag):
-        if not out.exists():
-            return
-        if not out.is_file():
-            raise CannotWrite(f"cannot write {out}: it is a folder or a device. Choose another file with {flag}")
-        with out.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-            if head and GENERATOR not in head:
-                raise CannotWrite(
-                    f"cannot write {out}: it exists and is not a report of headscope. Choose another file with "
-                    f"{flag}, or remove it"
-                )
-
-
-@contextmanager
-def _convert_write_errors(out: Path, flag: str = "--out") -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CannotWrite(f"cannot write {out}: {error.strerror or error}. Choose another file with {flag}") from error
+    return REPORT.write(out, render_report(runs).encode())
 
 
 def render_report(runs: Sequence[Run]) -> str:

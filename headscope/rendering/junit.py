@@ -1,18 +1,16 @@
 """Outcomes of checks as JUnit XML, which CI systems show."""
 
-import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from headscope.errors import CannotWrite
+from headscope.base.output_files import Output
 from headscope.rendering.comparison import outcome_name, outcome_text
 from headscope.results.checks import CheckResult
 
 SUITES_NAME = "headscope check"
-"""By which an earlier file is known."""
+JUNIT = Output("a JUnit file of `headscope check`", f'<testsuites name="{SUITES_NAME}"'.encode(), "--junit")
 
 
 def write_junit(outcomes: Sequence[CheckResult], run_name: str, path: Path) -> None:
@@ -33,13 +31,7 @@ def write_junit(outcomes: Sequence[CheckResult], run_name: str, path: Path) -> N
                 {"type": outcome.outcome, "message": _without_control_characters(outcome_text(outcome))},
             )
     indent(suites)
-    draft = path.with_name(f".junit-{os.getpid()}.draft")
-    with _naming_the_flag(path):
-        try:
-            ElementTree(suites).write(draft, encoding="utf-8", xml_declaration=True)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+    JUNIT.write(path, tostring(suites, encoding="utf-8", xml_declaration=True))
 
 
 def remove_earlier_outcomes(path: Path) -> None:
@@ -47,22 +39,7 @@ def remove_earlier_outcomes(path: Path) -> None:
 
     Raises CannotWrite for anything else at `path`, which stays.
     """
-    with _naming_the_flag(path):
-        if not path.exists():
-            return
-        if not path.is_file() or f'<testsuites name="{SUITES_NAME}"'.encode() not in path.read_bytes()[:200]:
-            raise CannotWrite(
-                f"{path} exists and is not a JUnit file of `headscope check`. Choose another file with --junit"
-            )
-        path.unlink()
-
-
-@contextmanager
-def _naming_the_flag(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CannotWrite(f"cannot write {path}: {error.strerror}. Choose another file with --junit") from error
+    JUNIT.check(path).unlink(missing_ok=True)
 
 
 def _without_control_characters(text: str) -> str:

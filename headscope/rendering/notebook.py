@@ -15,11 +15,12 @@ import plotly.io as pio
 from markupsafe import Markup
 from plotly.io.base_renderers import PlotlyRenderer
 
+from headscope.base.user_input import check_path, quote
 from headscope.errors import BadInput, did_you_mean
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.rendering import assembly, html_page, run_results
 from headscope.rendering.blocks import Block, Card, Chart, ChartGroup, Links, PageContent, TextBlock
-from headscope.rendering.figure_files import save_chart
+from headscope.rendering.figure_files import check_figure, save_chart
 from headscope.rendering.run_description import describe_run
 from headscope.rendering.text import head_mask, statistics_table
 from headscope.results.collection import all_results, results_of_all_models
@@ -145,7 +146,8 @@ class NotebookCharts(Sequence[NotebookChart]):
 
     def save(self, path: Path | str, width: str | float | None = None) -> list[Path]:
         """Write every chart to a file of its own: see `files`, and `headscope.rendering.figure_files.save_chart`."""
-        return [chart.save(file, width) for chart, file in zip(self.charts, self.files(path), strict=True)]
+        files = [check_figure(file, width) for file in self.files(check_path(path, "path"))]  # before any is drawn
+        return [chart.save(file, width) for chart, file in zip(self.charts, files, strict=True)]
 
     def _page(self) -> Page:
         blocks = [block for block in self.blocks if not isinstance(block, Links)]  # links lead to pages of the app
@@ -205,7 +207,7 @@ def charts(run: Run, topic: str = "") -> NotebookCharts:
             topic_list = "; ".join(chapters) or "none"
             hint = did_you_mean(topic, [*chapters])
             raise BadInput(
-                f"no chart of {run.name} matches '{topic}'{hint}. Use words of a title, or one of: {topic_list}"
+                f"no chart of {run.name} matches {quote(topic)}{hint}. Use words of a title, or one of: {topic_list}"
             )
     return NotebookCharts(topic or run.name, [], blocks)
 

@@ -64,11 +64,14 @@ def _describe_documents(run: Run) -> str:
 
 
 def _describe_prompts(run: Run) -> str:
-    """The number of prompts with answers, whose lengths no table has: "on 5 prompts"; "" without any."""
+    """The number of prompts with answers and how long they are: "on 5 prompts of 10 to 14 tokens"; "" without any."""
     keys = ["prompts", "pair"]
     tables = [table.name for table in declared_tables(run) if {*keys} <= {*table.keys}]
     prompts = {tuple(row) for name in tables for row in run.distinct(name, keys).astype(str).itertuples(index=False)}
-    return f"on {count_nouns(len(prompts), 'prompts')}" if prompts else ""
+    lengths = [model.get("prompt_tokens") for model in run.manifest["models"]]
+    known = sorted({length for own in lengths if own for length in own})
+    spread = f" of {' to '.join(f'{end:,}' for end in dict.fromkeys((known[0], known[-1])))} tokens" if known else ""
+    return f"on {count_nouns(len(prompts), 'prompts')}{'' if None in lengths else spread}" if prompts else ""
 
 
 def document_sets(run: Run) -> list[set[str]]:

@@ -12,8 +12,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from headscope.base.heads import format_head, parse_head
 from headscope.base.input_files import read_yaml
-from headscope.base.user_input import quote
-from headscope.errors import BadInput, CannotWrite, did_you_mean
+from headscope.base.output_files import Output
+from headscope.base.user_input import expand_path, quote
+from headscope.errors import BadInput, did_you_mean
 from headscope.results.collection import results_of_all_models
 from headscope.results.questions import questions
 from headscope.results.result import Scalar
@@ -21,6 +22,7 @@ from headscope.results.words import headline
 from headscope.runs.column_metadata import exceeds, is_role_measured, roles
 from headscope.runs.run import Run
 
+CHECKS = Output(option="CHECKS.yaml")
 BOUNDS = ("at_least", "at_most", "rises_at_most", "falls_at_most")
 HEAD_KEYS = ("head", "count_above", "count_below", "median")
 
@@ -132,7 +134,7 @@ class Check(BaseModel):
 def read_checks(path: Path) -> list[Check]:
     """The checks of a YAML file: a list. Raises BadInput naming the check and the mistake."""
     try:
-        content = read_yaml(path, str(path))
+        content = read_yaml(expand_path(path, "file of checks"), str(path))
     except FileNotFoundError as error:
         raise BadInput(f"no file '{path}'. Create one with: headscope check RUN --init {path}") from error
     return parse_checks(content, str(path))
@@ -154,7 +156,7 @@ def parse_checks(content: Any, source: str) -> list[Check]:
 def _describe_mistake(error: ValidationError, entry: Any) -> str:
     first = error.errors()[0]
     key = str(first["loc"][0]) if first["loc"] else ""
-    if first["type"] == "extra_forbidden":
+    if first["type"] in ("extra_forbidden", "invalid_key"):
         return f"unknown key '{key}'{did_you_mean(key, Check.model_fields)}. Use: {', '.join(Check.model_fields)}"
     if first["type"] in ("model_type", "dict_type") and not key:
         return f"{quote(entry)} is not a check. Write keys such as result, model and at_least"
@@ -175,7 +177,9 @@ def _remedy(key: str, mistake: Mapping[str, Any]) -> str:
         return "Write a number, or a share of the earlier value such as 90 %"
     if mistake["type"].startswith(("float", "finite")):
         return "Write a number"
-    return str(mistake["msg"]).removeprefix("Value error, ").removesuffix(".")
+    if mistake["type"] == "value_error":
+        return str(mistake["ctx"]["error"])
+    return "Write a head such as L5H2" if key == "head" else "Write a text"
 
 
 def write_checks(run: Run, path: Path) -> int:
@@ -183,6 +187,7 @@ def write_checks(run: Run, path: Path) -> int:
 
     Return their number. Raises CannotWrite if the file exists, BadInput if nothing of the run can be checked.
     """
+    CHECKS.check(path)
     entries = [*_checks_of_results(run), *_checks_of_roles(run)]
     if len(run.models) == 1:  # so that the file also checks runs in which the model has another label
         entries = [(comment, {key: entry[key] for key in entry if key != "model"}) for comment, entry in entries]
@@ -192,11 +197,7 @@ def write_checks(run: Run, path: Path) -> int:
             "at least three documents or trials, or write the file by hand"
         )
     text = "".join(f"# {comment}\n{yaml.safe_dump([entry], sort_keys=False)}" for comment, entry in entries)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(f"# Checks of {run.name}. Run them with: headscope check RUN {path.name}\n{text}")
-    except OSError as error:
-        raise CannotWrite(f"cannot write {path}: {error.strerror}. Choose another file") from error
+    CHECKS.write(path, f"# Checks of {run.name}. Run them with: headscope check RUN {path.name}\n{text}".encode())
     return len(entries)
 
 

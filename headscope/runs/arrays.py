@@ -34,7 +34,7 @@ def table_array(
     run: RunTables, table_name: str, column: str = "", axes: Sequence[str] = (), **where: Any
 ) -> LabelledArray:
     """See `Run.array`."""
-    rows, table = run.rows(table_name, None, **_known(run, table_name, where)), all_tables()[table_name]
+    rows, table = run.rows(table_name, **where), all_tables()[table_name]
     column = _column(table, column)
     if not len(rows):
         raise BadInput(f"table '{table_name}' has no rows with {where}. Use values that it has")
@@ -59,16 +59,6 @@ def table_array(
     values = np.full([*map(len, axis_labels.values())], "" if is_text else np.nan, object if is_text else np.float64)
     values[codes] = cells
     return LabelledArray(values, axis_labels)
-
-
-def _known(run: RunTables, table_name: str, where: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The conditions. Raises BadInput for a table that the run lacks and for an unknown column."""
-    if table_name not in run.tables:
-        raise BadInput(f"the run has no table '{table_name}'{did_you_mean(table_name, run.tables)}")
-    columns = [column.name for column in all_tables()[table_name].columns]
-    if unknown := next((name for name in where if name not in columns), None):
-        raise BadInput(f"'{table_name}' has no column '{unknown}'{did_you_mean(unknown, columns)}")
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in where.items()}
 
 
 def _column(table: Table, column: str) -> str:

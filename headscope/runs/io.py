@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headscope.base.input_files import json_fault
 from headscope.errors import BadRun
 
 REPAIR_ADVICE = "Copy the run again from its origin, or measure it again"
@@ -37,7 +38,7 @@ def read_json(file: Path, repair_advice: str = REPAIR_ADVICE) -> dict[str, Any]:
         value = json.loads(read_bytes(file, repair_advice=repair_advice).decode())
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate could be neither printed nor written
     except (ValueError, RecursionError) as error:
-        raise BadRun(f"{file} cannot be read: {error}. {repair_advice}") from error
+        raise BadRun(f"{file} cannot be read: {json_fault(error)}. {repair_advice}") from error
     if not isinstance(value, dict):
         raise BadRun(f"{file} does not contain a JSON object. {repair_advice}")
     if _depth(value) > MAX_DEPTH:

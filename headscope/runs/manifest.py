@@ -40,6 +40,7 @@ MANIFEST_SHAPE: Mapping[str, Any] = {
         {
             **dict.fromkeys(("label", "spec", "checkpoint", "scheme", "weights_sha256"), TEXT),
             "step": STEP,
+            "prompt_tokens?": [integer_between(1, 2**31)],
             "geometry": dict.fromkeys(("layers", "heads", "kv_groups"), INDEX_COUNT),
         }
     ],
@@ -73,6 +74,8 @@ def read_manifest(run: Path) -> dict[str, Any]:
     if not os.path.exists(run):
         raise BadRun(f"no run directory at '{run}'. Check the path")
     if not os.path.isfile(run / "run.json"):
+        if any(run.glob("*.parquet")):
+            raise BadRun(f"{run} is damaged: it has no run.json. {REPAIR_ADVICE}")
         raise BadRun(f"{run} is not a run directory: it has no run.json. Name the folder of one run, such as {run}/RUN")
     manifest = read_json(run / "run.json")
     version: Any = manifest.get("format_version")

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from headscope.base.head_set import HeadSet
 from headscope.base.model_identity import ModelIdentity
+from headscope.base.public_functions import checked_methods
 from headscope.errors import BadInput, BadRun
 from headscope.runs import arrays, hub, summary
 from headscope.runs.columns import all_tables, shareable_table_names
@@ -31,6 +32,7 @@ PLAN_FILE = "plan.json"
 """File of an unfinished run with the number of its cells."""
 
 
+@checked_methods
 class Run(RunTables):
     """A finished run as it is stored; `headscope.run.Run` adds its results, charts and exports."""
 
@@ -102,12 +104,17 @@ class CombinedRun(Run):
             entry = entries.setdefault(model["label"], model)
             for name in ("documents_sha256", "texts_sha256"):
                 entry[name] = {**(model.get(name) or {}), **(entry.get(name) or {})}
+            if "prompt_tokens" in model and "prompt_tokens" in entry:
+                entry["prompt_tokens"] = sorted({*entry["prompt_tokens"], *model["prompt_tokens"]})
+            else:  # a run of an earlier version does not say how long its prompts are
+                entry.pop("prompt_tokens", None)
         super().__init__(runs[0].path, {"models": [*entries.values()], "tables": rows})
         self.name = " + ".join(run.name for run in runs)
         self.parts = list(runs)
 
     def arrow_table(self, name: str, values: Values = NO_VALUES, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of all runs, one run after the other, with the labels of the combined models."""
+        self._require(name)
         parts = [part for part in zip(self.parts, self._labels, strict=True) if name in part[0].tables]
         tables = [
             _relabel(run.arrow_table(name, _own_values(values, new_labels), columns), new_labels)
@@ -249,11 +256,12 @@ def _relabel(table: pa.Table, new_labels: Mapping[str, str]) -> pa.Table:
 def list_runs(directory: Path | str) -> list[tuple[Path, Run | BadRun]]:
     """The finished runs in `directory`, newest first; a run that cannot be read comes with its error."""
     entries: list[tuple[Path, Run | BadRun]] = []
-    for file in sorted(Path(directory).glob("[!.]*/run.json"), reverse=True):
+    files = [file for name in ("[!.]*/run.json", "[0-9]*T[0-9]*Z-*/*.parquet") for file in Path(directory).glob(name)]
+    for folder in sorted({file.parent for file in files}, reverse=True):
         try:
-            entries.append((file.parent, Run.open(file.parent)))
+            entries.append((folder, Run.open(folder)))
         except BadRun as reason:
-            entries.append((file.parent, reason))
+            entries.append((folder, reason))
     return entries
 
 

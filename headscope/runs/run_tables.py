@@ -1,7 +1,7 @@
 """The tables of a finished run, read from disk as pandas frames, and checks of its files."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +13,9 @@ import pandas as pd
 import pyarrow as pa
 
 from headscope.base import user_input
-from headscope.errors import BadRun
+from headscope.base.public_functions import check_argument, checked_methods
+from headscope.base.user_input import quote
+from headscope.errors import BadInput, BadRun, did_you_mean
 from headscope.runs import arrow
 from headscope.runs.columns import LAYER, all_tables
 from headscope.runs.io import printable_name, sha256
@@ -34,6 +36,7 @@ HEAD = ("layer", "head")
 NO_ROWS = np.empty(0, np.intp)
 
 
+@checked_methods
 class RunTables:
     """The tables of a finished run, read-only: `run.attention` and every other by name.
 
@@ -80,7 +83,7 @@ class RunTables:
 
         Of a large table only the parts with such rows are read, and only these columns. Raises BadRun like `table`.
         """
-        self._require(name)
+        self._require_columns(name, [*values, *(columns or ())])
         wanted = {key: _stored_values(name, key, value) for key, value in values.items()}
         if self.manifest["tables"][name]["rows"] > MAX_WHOLE_ROWS and name not in self._frames:
             return self._read(name, wanted, columns)
@@ -96,6 +99,7 @@ class RunTables:
     def blocks_of_layers(self, name: str, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
         """The rows of a table in blocks of whole layers, of at most about ROWS_PER_BLOCK rows unless one layer has
         more; of a small table, or one without layers, all rows at once."""
+        self._require_columns(name, columns or ())
         rows = self.manifest["tables"][name]["rows"]
         bounds = self._layer_range(name) if rows > MAX_WHOLE_ROWS else None
         if bounds is None:
@@ -108,6 +112,8 @@ class RunTables:
 
     def distinct(self, name: str, columns: Sequence[str]) -> pd.DataFrame:
         """The distinct values of these columns of a table, in order of appearance; labels as strings."""
+        if not columns:
+            raise BadInput(f"no columns of {quote(name)}. Name at least one")
         blocks = [_plain_labels(block[[*columns]].drop_duplicates()) for block in self.blocks_of_layers(name, columns)]
         return pd.concat(blocks).drop_duplicates(ignore_index=True)
 
@@ -144,6 +150,8 @@ class RunTables:
 
         Raises BadRun unless the file matches the digest in run.json and the declared schema.
         """
+        self._require_columns(name, [*values, *(columns or ())])
+        values = {column: _stored_values(name, column, value) for column, value in values.items()}
         file, digest = self._file(name)
         if not values and columns is None:
             return self._declared(name, arrow.read(file, digest))
@@ -168,10 +176,21 @@ class RunTables:
 
     def _require(self, name: str) -> None:
         if name not in self.tables:
-            raise BadRun(f"{self.name} has no table '{name}'. Use one of: {', '.join(self.tables)}")
+            hint = did_you_mean(name, self.tables)
+            raise BadRun(f"{self.name} has no table {quote(name)}{hint}. Use one of: {', '.join(self.tables)}")
+
+    def _require_columns(self, name: str, columns: Collection[str]) -> None:
+        """Raise BadRun for a table that the run lacks, and BadInput for columns that the table is not declared with."""
+        self._require(name)
+        if name in all_tables():
+            known = [column.name for column in all_tables()[name].columns]
+            if unknown := next((column for column in columns if column not in known), None):
+                hint = did_you_mean(unknown, known)
+                raise BadInput(f"'{name}' has no column {quote(unknown)}{hint}. Use one of: {', '.join(known)}")
 
     def _file(self, name: str) -> tuple[Path, str]:
-        """The file of a table and its sha256."""
+        """The file of a table and its sha256. Raises BadRun for a table that the run lacks."""
+        self._require(name)
         return self.path / f"{name}.parquet", self.manifest["tables"][name]["sha256"]
 
     def _read(self, name: str, values: Values = NO_VALUES, columns: Sequence[str] | None = None) -> pd.DataFrame:
@@ -191,11 +210,18 @@ class RunTables:
 
 
 def _stored_values(name: str, column: str, value: Any) -> list[Any]:
-    """One value or several, as a column of a table stores them: floats have 32 bits."""
-    allowed: list[Any] = [value] if np.isscalar(value) else [*value]
+    """One value or several, as a column of a table stores them: floats have 32 bits.
+
+    Raises BadInput for values of another type than the column's.
+    """
     columns = all_tables()[name].columns if name in all_tables() else ()
-    is_value = any(item.name == column and item.kind == "value" for item in columns)
-    return [np.float32(item) for item in allowed] if is_value else allowed
+    kind = next((item.kind for item in columns if item.name == column), None)
+    if kind in ("label", "text"):
+        value = check_argument(str | Iterable[str], value, column)
+    elif kind in ("index16", "index32", "count", "value"):
+        value = check_argument(float | Iterable[float], value, column)
+    allowed: list[Any] = [value] if np.isscalar(value) or not isinstance(value, Iterable) else [*value]
+    return [np.float32(item) for item in allowed] if kind == "value" else allowed
 
 
 def _head_indices(run: RunTables, name: str) -> dict[tuple[int, int], npt.NDArray[np.intp]]:

@@ -28,6 +28,7 @@ import pandas as pd
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
+from headscope.base.output_files import MAX_NAME_BYTES, check_run_folder, missing_folders, remove_empty
 from headscope.base.signals import uninterrupted
 from headscope.errors import BadInput, BadRun, CannotWrite, InputChanged
 from headscope.runs import arrow
@@ -41,8 +42,6 @@ from headscope.runs.run import PLAN_FILE, CombinedRun, Run
 
 log = logging.getLogger("headscope")
 
-MAX_NAME_BYTES = 255
-"""Longest file name in bytes."""
 WRITER_KEYS = ("models", "tables", "files", "format_version", "started", "finished", "digest")
 """Entries of run.json that the combined run writes itself; the others are kept per part."""
 
@@ -53,13 +52,14 @@ class RunWriter:
     Files in `files_folder` at the commit become part of the run unchanged.
     """
 
-    def __init__(self, partial: Path, lock: FileLock, draft: dict[str, Any]) -> None:
+    def __init__(self, partial: Path, lock: FileLock, draft: dict[str, Any], new_folders: Sequence[Path] = ()) -> None:
         self.partial_path = partial
         self.cells_folder = partial / "cells"
         self.files_folder = partial / "files"
         self.draft = draft
         self.final_path = _final_path(partial, draft["started"])
         self._lock: FileLock | None = lock
+        self._new_folders = new_folders
 
     @classmethod
     def open(cls, out: Path, slug: str, config: Mapping[str, Any], resume: bool = False) -> Self:
@@ -70,17 +70,17 @@ class RunWriter:
         """
         partial = Path(out) / f".{slug}-{hashlib.sha256(_canonical_json(config)).hexdigest()[:8]}.partial"
         with convert_write_errors(out):
-            existed = partial.is_dir()
+            new_folders = missing_folders(partial)
             (partial / "cells").mkdir(parents=True, exist_ok=True)
             lock = _acquire_lock(partial)
             try:
                 draft = cls._draft(partial, config, resume)
             except BaseException:
-                if not existed:
-                    _discard(partial)
+                if new_folders:
+                    _discard(partial, new_folders)
                 lock.release()
                 raise
-        return cls(partial, lock, draft)
+        return cls(partial, lock, draft, new_folders)
 
     @staticmethod
     def _draft(partial: Path, config: Mapping[str, Any], resume: bool) -> dict[str, Any]:
@@ -95,6 +95,8 @@ class RunWriter:
                 shutil.rmtree(partial / folder, ignore_errors=True)
             (partial / "cells").mkdir()
         elif any((partial / "cells").iterdir()):
+            if draft is None:
+                raise BadRun(f"{partial / 'run.json'} is missing. Delete {partial} to start again")
             raise CannotWrite(
                 f"{partial} is an unfinished run of the same study. Add --resume to continue it, or delete it to "
                 "start again"
@@ -113,7 +115,7 @@ class RunWriter:
         with uninterrupted():
             if self._lock is not None:
                 if not any(self.cells_folder.iterdir()):
-                    _discard(self.partial_path)
+                    _discard(self.partial_path, self._new_folders)
                 self._lock.release()
 
     @property
@@ -155,7 +157,8 @@ class RunWriter:
         for folder in sorted(self.final_path.parent.glob(f"[!.]*-{self.partial_path.stem[1:]}"), reverse=True):
             try:
                 run = Run.open(folder)
-            except BadRun:
+            except BadRun as error:
+                log.warning("cannot tell whether %s is finished; measuring it again: %s", folder, error)
                 continue
             recorded_inputs = run.manifest.get("inputs")
             has_same_config = _canonical_json(run.manifest.get("config", {})) == _canonical_json(self.draft["config"])
@@ -332,6 +335,7 @@ def join_runs(runs: Sequence[Run], out: Path, name: str, announce: Callable[[str
     """
     if len({os.path.realpath(run.path) for run in runs}) < len(runs) or len(runs) < 2:
         raise BadInput("join needs several runs. Name two or more, each once")
+    out = check_run_folder(out)
     combined = CombinedRun(runs)
     combined.check()
     for table, rows in combined.conflicting_row_counts.items():
@@ -356,11 +360,15 @@ def _acquire_lock(partial: Path) -> FileLock:
     return lock
 
 
-def _discard(partial: Path) -> None:
-    """Remove a partial directory in one step; the next `open` removes what a kill leaves of it."""
+def _discard(partial: Path, new_folders: Sequence[Path] = ()) -> None:
+    """Remove a partial directory in one step, and those of the new folders around it that are then empty.
+
+    The next `open` removes what a kill leaves of it.
+    """
     trash = partial.with_suffix(".trash")
     os.rename(partial, trash)
     shutil.rmtree(trash, ignore_errors=True)
+    remove_empty([folder for folder in new_folders if folder != partial])
 
 
 def _canonical_json(config: Mapping[str, Any]) -> bytes:

@@ -6,19 +6,19 @@ model, digest of the weights, and how query heads were reduced to KV groups.
 
 import io
 import json
-import os
-import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
 
-from headscope.base import user_input
-from headscope.errors import BadInput, CannotWrite
+from headscope.base.output_files import Output
+from headscope.base.public_functions import check_argument
+from headscope.errors import BadInput
 from headscope.runs.run_tables import RunTables
 from headscope.runs.summary import model_identity
 from headscope.scores.head_scores import HeadScores, Matrix, Reduction, choose_model
@@ -27,6 +27,9 @@ from headscope.scores.rotary_export import longrope_parameters, rotary_pair_rank
 
 Files = Mapping[str, bytes]
 """Content by file name; the name "" is the exported file itself, other names are files in an exported folder."""
+
+
+EXPORT = Output()
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,8 @@ class ExportOptions:
     top: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("sink", "recent", "top"):
-            if type(getattr(self, name)) is not int:
-                raise BadInput(f"{name}={getattr(self, name)!r} is not a whole number. Use one of at least 0")
-        if not isinstance(self.share, int | float):
-            raise BadInput(f"share={self.share!r} is not a number. Use one from 0 to 1")
-        if self.reduction not in get_args(Reduction):
-            raise BadInput(f"reduction is '{self.reduction}'. Use one of: {', '.join(get_args(Reduction))}")
+        for option in fields(self):
+            object.__setattr__(self, option.name, check_argument(option.type, getattr(self, option.name), option.name))
         if self.sink < 0 or self.recent < 0 or self.sink + self.recent == 0:
             raise BadInput(
                 f"sink={self.sink} and recent={self.recent} leave a streaming head no token. Give at least one token"
@@ -96,35 +94,24 @@ def export_scores(
     if chosen.needs_score != (score is not None):
         problem = "a score. Give --score COLUMN" if chosen.needs_score else f"no score: '{score}'. Leave out --score"
         raise BadInput(f"format {file_format} needs {problem}")
-    path = user_input.expand_path(user_input.check_path(out, "out"), "--out")
-    if path.exists() or os.path.exists(_side_file(path)):
-        existing = path if path.exists() else _side_file(path)
-        raise CannotWrite(f"'{existing}' exists already. Remove it, or choose another --out")
+    path = EXPORT.check(out)
+    EXPORT.check(_side_file(path))
     _write(path, chosen.write(run, score or "", model, ExportOptions(**options)))
     return path
 
 
 def _write(path: Path, files: Files) -> None:
-    """Write all files under draft names and rename them: a failure leaves nothing behind."""
-    draft = path.with_name(f".{path.name}.draft")
-    side = _side_file(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if "" in files:
-            if "headscope.json" in files:
-                side.write_bytes(files["headscope.json"])
-            draft.write_bytes(files[""])
-        else:
+    """Write all files, or nothing if one of them fails."""
+    with ExitStack() as drafts:
+        draft = drafts.enter_context(EXPORT.draft(path))
+        if "" not in files:
             draft.mkdir()
             for name, content in files.items():
                 (draft / name).write_bytes(content)
-        os.rename(draft, path)
-    except OSError as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        for leftover in (draft, side):
-            if os.path.isfile(leftover):  # False, too, for a name that is too long
-                leftover.unlink()
-        raise CannotWrite(f"cannot write '{path}': {error.strerror}. Choose another --out") from error
+            return
+        if "headscope.json" in files:
+            drafts.enter_context(EXPORT.draft(_side_file(path))).write_bytes(files["headscope.json"])
+        draft.write_bytes(files[""])
 
 
 def _side_file(path: Path) -> Path:

@@ -3,12 +3,13 @@
 A JSON list with an object per layer: query head -> [pattern, vertical, slash, score].
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from headscope.base.heads import Head, format_head
 from headscope.base.input_files import read_json
-from headscope.base.user_input import expand_path, parse_index, quote
+from headscope.base.user_input import MAX_LENGTH, expand_path, parse_index, quote
 from headscope.errors import BadInput, ResourceMissing
 from headscope.runs.aggregation import rows_at_longest_length
 from headscope.runs.run_tables import RunTables
@@ -46,15 +47,20 @@ def read_patterns(path: str) -> Patterns:
 
 
 def _parse_pattern(layer: int, head: int, entry: Any) -> tuple[str, int, int]:
-    pattern, vertical, slash, *_ = entry
+    name = format_head(layer, head)
+    if not isinstance(entry, list) or len(entry) != 4:
+        raise ValueError(f"{name} is {quote(entry)}, not [pattern, vertical, slash, score]")
+    pattern, vertical, slash, score = entry
     if pattern not in KNOWN_PATTERNS:
         known = ", ".join(KNOWN_PATTERNS)
-        raise ValueError(f"{format_head(layer, head)} has the unknown pattern {quote(pattern)}, not one of {known}")
+        raise ValueError(f"{name} has the unknown pattern {quote(pattern)}, not one of {known}")
     for size in (vertical, slash):
-        if type(size) is not int or size < 0:
-            raise ValueError(
-                f"the size {quote(size)} of {format_head(layer, head)} is not a whole number of at least 0"
-            )
+        if type(size) is not int or not 0 <= size <= MAX_LENGTH:
+            raise ValueError(f"the size {quote(size)} of {name} is not a whole number from 0 to {MAX_LENGTH:,}")
+    if pattern != "block_sparse" and vertical + slash == 0:
+        raise ValueError(f"the pattern of {name} keeps no key: both sizes are 0")
+    if type(score) not in (int, float) or not math.isfinite(score):
+        raise ValueError(f"the score {quote(score)} of {name} is not a finite number")
     return pattern, vertical, slash
 
 

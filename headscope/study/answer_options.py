@@ -1,9 +1,11 @@
 """Options that the commands about answers to prompts share: sets of prompts, metric, which prompts count, positions."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WrapValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WrapValidator, model_validator
 
+from headscope.base.user_input import quote
+from headscope.errors import OptionError
 from headscope.prompts.pair_sets import GENERATED_SETS, SETS_OF_ANY_LENGTH, check_source
 from headscope.prompts.pairs import stored_metric_name
 from headscope.prompts.token_positions import position_names
@@ -63,6 +65,13 @@ class PromptSetOptions(Options):
         Needs("count", f"pairs={GENERATED} reference={GENERATED}", "a file or a prompt is used whole"),
         Needs("keep_failing", "pairs"),
     )
+
+    @model_validator(mode="after")
+    def _check_answers_differ(self) -> Self:
+        answer = getattr(self, "answer", None)
+        if answer is not None and answer == getattr(self, "wrong", None):
+            raise OptionError("{answer} and {wrong} are both {text}. Change one", text=quote(answer))
+        return self
 
     pairs: PairSources | None = Field(None, min_length=1, description=f"instead of a prompt, {PAIRS_HELP}")
     count: int = Field(32, ge=1, le=1_000_000, description="number of pairs of a generated set")

@@ -17,25 +17,31 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     create_model,
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticKnownError
 
 from headscope.base import input_files, plugins, user_input
 from headscope.base.model_spec import ModelSpec
+from headscope.base.user_input import MAX_DOCUMENTS, MAX_LENGTH, MAX_SEED, MAX_WORKERS
 from headscope.errors import BadInput, BadOption, OptionError, OptionName
 from headscope.prompts.shakespeare import DEFAULT_SOURCE, expand_source
 from headscope.prompts.special_tokens import BosChoice
-from headscope.study.option_rules import Excludes, Needs, Rule, first_fault, rules_of
+from headscope.study.option_rules import Excludes, Needs, Rule, annotation_classes, first_fault, rules_of
 
 log = logging.getLogger("headscope")
 
-MAX_SEED = 2**31 - 1
-MAX_DOCUMENTS = 1_000_000
-MAX_WORKERS = 10_000
 MAX_PROMPT_TOKENS = 1024
 """Most tokens of a prompt that takes the place of documents: each of them is a query row."""
+
+
+def _has_boolean(value: Any) -> bool:
+    """Whether a value is a boolean, or a list or mapping that has one at any depth."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return isinstance(value, bool) or any(map(_has_boolean, items))
 
 
 class Options(BaseModel):
@@ -46,14 +52,30 @@ class Options(BaseModel):
     option_rules: ClassVar[tuple[Rule, ...]] = ()
     """Rules about options of this class and its subclasses: `Needs` and `Excludes`."""
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_raw_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what pydantic cannot read or report, and true and false in place of a number: Python counts them as 1
+        and 0."""
+        if user_input.is_too_long(value):
+            raise ValueError(f"has more than {user_input.MAX_ITEMS:,} values: {user_input.quote(value)}. Use fewer")
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, str):
+                check_prompt(item)
+        classes = annotation_classes(cls.model_fields[info.field_name or ""].annotation)
+        if {int, float} & {*classes} and bool not in classes and _has_boolean(value):
+            raise PydanticKnownError("int_type" if int in classes else "float_type")
+        return value
+
     @field_validator("*")
     @classmethod
     def _check_text(cls, value: Any) -> Any:
-        """Refuse strings that cannot be stored and shown on one line."""
+        """Refuse strings that are empty, or that cannot be stored and shown on one line."""
         items = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else [value]
-        for item in items:
-            if isinstance(item, str):
-                user_input.check_text(item)
+        for text in (item for item in items if isinstance(item, str)):
+            if not text:
+                raise PydanticKnownError("string_too_short", {"min_length": 1})
+            user_input.check_text(text)
         return value
 
     @field_validator("*")
@@ -69,10 +91,6 @@ class Options(BaseModel):
             if fault := rule.fault(self):
                 raise fault
         return self
-
-
-MAX_LENGTH = 2**31 - 1
-"""Longest context in tokens: stored tables hold it in 32 bits."""
 
 
 def sorted_lengths(minimum: int, quantity: str) -> AfterValidator:
@@ -188,6 +206,7 @@ class EngineOptions(Options):
     gpus_per_worker: float | None = Field(
         default=None,
         ge=0,
+        le=MAX_WORKERS,
         description="GPUs per worker, 0.5 for two workers on one GPU; default: 1 if there are GPUs",
     )
 
@@ -316,6 +335,21 @@ def build_study(content: Mapping[str, Any], source_name: str = "study") -> Study
         raise BadOption(source_name, *first_fault(error, study_type())) from error
 
 
+LABEL_PATTERN = r"(?=[^=]*\w)[\w .+-]+"
+"""Pattern of a model's label."""
+
+
+def check_label(label: object, spec: object) -> None:
+    """Raise BadInput for a label that the command line would refuse; a spec may be its own label."""
+    if not isinstance(label, str) or not (label == spec or re.fullmatch(LABEL_PATTERN, label)):
+        raise bad_label(label)
+
+
+def bad_label(label: object) -> BadInput:
+    """The error for a label of a model."""
+    return BadInput(f"bad model name {user_input.quote(label)}. Use a text of letters, digits, spaces and . _ + -")
+
+
 def parse_models(entries: list[str]) -> dict[str, str]:
     """Parse NAME=SPEC entries into specs by label; an entry without NAME= has its spec as label.
 
@@ -323,9 +357,11 @@ def parse_models(entries: list[str]) -> dict[str, str]:
     """
     models: dict[str, str] = {}
     for entry in entries:
-        match = re.match(r"^([\w .+-]+)=(.+)$", entry)
+        if re.fullmatch(r"[\w .+-]+=", entry):
+            raise BadInput(f"model label '{entry[:-1]}' has no model. Write --model {entry}CHECKPOINT")
+        match = re.match(rf"^({LABEL_PATTERN})=(.+)$", entry)
         if match is None and (name := re.match(r"[^=@/:]+(?==)", entry)):
-            raise BadInput(f"bad model name '{name[0]}' in {entry!r}. Use letters, digits, spaces and . _ + -")
+            raise bad_label(name[0])
         label, spec = (match[1], match[2]) if match else (entry, entry)
         if label in models:
             raise BadInput(f"model label '{label}' is used twice. Give each model its own label: --model NAME=SPEC")

@@ -34,7 +34,7 @@ class StudyContext:
     `stored_tables(job_id)` lists its tables; `shared_jobs` are those of the running job. `input_digests` are
     digests by label (None: of all models) and input: an unfinished run continues only from the same inputs.
     `document_digests` are those of the documents' texts by label and document. `measured_lengths` are the context
-    lengths of the planned jobs by label.
+    lengths of the planned jobs by label, and `prompt_lengths` those of the shortest and longest prompts with answers.
     """
 
     study: Study
@@ -47,6 +47,7 @@ class StudyContext:
     input_digests: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     document_digests: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     measured_lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    prompt_lengths: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     specs: Mapping[str, ModelSpec] = field(init=False)
     schemes: Mapping[str, Scheme] = field(init=False)
     read_stored: Callable[[str, str], pd.DataFrame] = field(init=False)

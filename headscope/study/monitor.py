@@ -24,6 +24,7 @@ import pyarrow as pa
 import torch
 
 from headscope.base import plugins, user_input
+from headscope.base.output_files import check_run_folder
 from headscope.errors import BadInput
 from headscope.positions.model import Model, load
 from headscope.runs import arrow, summary
@@ -72,7 +73,7 @@ class TrainingMonitor:
             raise BadInput(f"probes must be a mapping (key: value): {user_input.quote(probe_options)}")
         settings = {"name": name, "seed": seed, "texts": {"source": text, "docs": docs}}
         self.settings = {**settings, **(probe_options or {"measure": {"lengths": [512]}})}
-        self.tokenizer, self.out = tokenizer, user_input.check_path(out, "out")
+        self.tokenizer, self.out = tokenizer, check_run_folder(out)
         for probe in self._build_study("step-0", "in memory").probe_options:
             if "models" not in plugins.probes()[probe].takes:
                 raise BadInput(f"probe '{probe}' does not measure a model in training. Use a probe such as measure")

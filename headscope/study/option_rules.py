@@ -88,17 +88,17 @@ def _error_path(location: tuple[int | str, ...], root: type[BaseModel]) -> list[
         if isinstance(step, int):
             continue
         field = options.model_fields.get(step) if options is not None else None
-        classes = [] if field is None else _annotation_classes(field.annotation)
+        classes = [] if field is None else annotation_classes(field.annotation)
         options = next((item for item in classes if isinstance(item, type) and issubclass(item, BaseModel)), None)
         if dict in _annotation_origins(field.annotation if field is not None else None):
             return [*steps, *((key, None) for key in location[index + 1 : index + 2])]
     return steps
 
 
-def _annotation_classes(annotation: Any) -> list[Any]:
+def annotation_classes(annotation: Any) -> list[Any]:
     """The classes in an annotation such as `list[Phase] | None`."""
     arguments = get_args(annotation)
-    return [item for argument in arguments for item in _annotation_classes(argument)] if arguments else [annotation]
+    return [item for argument in arguments for item in annotation_classes(argument)] if arguments else [annotation]
 
 
 def _annotation_origins(annotation: Any) -> set[Any]:

@@ -66,6 +66,8 @@ def read_prompt(options: PromptOptions) -> tuple[str, str] | None:
         name, text = "prompt", options.prompt
     elif options.prompt_file is not None:
         file = user_input.expand_path(options.prompt_file, "prompt file")
+        if file.exists() and not file.is_file():
+            raise BadInput(f"prompt file {user_input.quote(options.prompt_file)} is a folder. Give the path of a file")
         if not file.is_file():
             location = f"{user_input.quote(options.prompt_file)} (from {user_input.working_directory()})"
             raise ResourceMissing(f"no prompt file at {location}. Check the path")
@@ -123,6 +125,7 @@ class PromptSets:
         """
         sets = {other: [self.open(other, source) for source in self.sources] for other in self.context.labels}[label]
         check_set_names(sets)
+        self.context.prompt_lengths[label].update(length for pairs in sets for length in pairs.clean_lengths)
         return sets
 
     def open(self, label: str, source: str) -> PairSet:

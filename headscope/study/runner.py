@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from headscope.base import user_input
+from headscope.base.output_files import check_run_folder
+from headscope.base.signals import resume_advice
 from headscope.errors import BadInput, Interrupted
 from headscope.models.unsupported import refuse_autocast
 from headscope.positions.model import Model
@@ -79,10 +80,10 @@ def run_study(
     `in_memory_models` are opened models by label. Raises BadInput, ResourceMissing and the like before any work is
     done; Interrupted on Ctrl-C, with every finished job kept for `resume`.
     """
+    out = check_run_folder(out)
     refuse_autocast()
     _check_own_metrics(study, resume)
     progress = progress or NoProgress()
-    out = user_input.check_path(out, "out")
     engine = create_engine(study.engine)
     context = StudyContext(study, in_memory_models or {}, progress)
     executor = JobExecutor(context)
@@ -93,7 +94,7 @@ def run_study(
     config = study.model_dump(mode="json", exclude_none=True)
     config["models"] = {label: _identifying_spec(label, study.models[label], context) for label in used}
     started = time.monotonic()
-    with _interruptible(RunWriter.open(out, study.name, config, resume)) as writer:
+    with _interruptible(RunWriter.open(out, study.name, config, resume), resume) as writer:
         if resume and (finished := writer.find_finished(_named_digests(context.input_digests))) is not None:
             log.info("the run is already finished; nothing was measured again: %s", finished.path)
             if others := other_versions(finished.manifest.get("versions", {})):
@@ -136,6 +137,7 @@ def run_study(
                     **text_digests(_recorded_digests(writer, label) | context.input_digests[label]),
                     "documents_sha256": dict(context.document_digests[label]),
                     "longest_context": max(context.measured_lengths[label], default=0),
+                    "prompt_tokens": sorted(context.prompt_lengths[label]),
                     **_describe_bos(study, label, context, _recorded_digests(writer, label)),
                 }
                 for label in used
@@ -184,7 +186,7 @@ def _execution_order(jobs: list[Job], context: StudyContext) -> list[Job]:
 
 
 @contextmanager
-def _interruptible(writer: RunWriter) -> Iterator[RunWriter]:
+def _interruptible(writer: RunWriter, resume: bool) -> Iterator[RunWriter]:
     """Use a writer; turn Ctrl-C into Interrupted with a message about what is kept."""
     try:
         with writer:
@@ -193,7 +195,7 @@ def _interruptible(writer: RunWriter) -> Iterator[RunWriter]:
         if writer.is_committed:
             message = f"interrupted, but the run is finished: {writer.final_path}"
         elif writer.partial_path.is_dir():
-            message = f"interrupted; finished work items are kept in {writer.partial_path}. Add --resume to continue"
+            message = f"interrupted; finished work items are kept in {writer.partial_path}. {resume_advice(resume)}"
         else:
             message = "interrupted before the first work item was finished; nothing is kept"
         raise Interrupted(message) from stop

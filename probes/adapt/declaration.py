@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from headscope.base.user_input import MAX_LENGTH
 from headscope.prompts.shakespeare import DEFAULT_SOURCE
 from headscope.results.questions import CLAIMS_TOPIC, Question
 from headscope.runs.columns import DOC, LENGTH, Column, Table, key
@@ -22,7 +23,7 @@ MAX_STEPS, MAX_BATCH, MAX_RATE = 1_000_000, 65_536, 100.0
 class Phase(Options):
     """Training steps of one sequence length and batch size."""
 
-    length: int = Field(ge=2, description="tokens per sequence")
+    length: int = Field(ge=2, le=MAX_LENGTH, description="tokens per sequence")
     steps: int = Field(ge=1, le=MAX_STEPS, description="optimiser steps")
     batch: int = Field(
         1, ge=1, le=MAX_BATCH, description="sequences per step; their gradients are accumulated one by one"
@@ -108,7 +109,7 @@ class AdaptOptions(Options):
         le=MAX_STEPS,
         description="number of steps between saved adapters, which are also validated and are resume points",
     )
-    validation_length: int = Field(4096, ge=2, description="tokens of each validation document")
+    validation_length: int = Field(4096, ge=2, le=MAX_LENGTH, description="tokens of each validation document")
     checkpoint_activations_above: int = Field(
         0,
         ge=0,

@@ -70,8 +70,6 @@ class AttributionOptions(PromptOptions, PromptSetOptions):
 
     @model_validator(mode="after")
     def _check_answers(self) -> Self:
-        if self.answer is not None and self.answer == self.wrong:
-            raise OptionError("{answer} and {wrong} are both '{text}'. Change one", text=self.answer)
         if self.pairs is None or "lengths" not in self.model_fields_set:
             return self
         takes_length = not {*SETS_OF_ANY_LENGTH}.isdisjoint(self.pairs)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from headscope.base.model_identity import WEIGHTS_OPTION, AcceptedWeights
+from headscope.base.user_input import MAX_DOCUMENTS
 from headscope.results.questions import Question
 from headscope.runs.columns import (
     ANSWER_COLUMNS,
@@ -65,7 +66,7 @@ class BudgetOptions(Options):
     sink: int = Field(64, ge=0, le=2**24, description="first tokens that a streaming KV group keeps")
     recent: int = Field(256, ge=0, le=2**24, description="last tokens that a streaming KV group keeps")
     max_loss_increase: float = Field(
-        0.01, gt=0, description="largest acceptable increase of the loss, in nats per token"
+        0.01, gt=0, le=1000, description="largest acceptable increase of the loss, in nats per token"
     )
     reduction: Literal["max", "mean"] = Field(
         "max", description="how the scores of the query heads of a KV group become one"
@@ -88,7 +89,9 @@ class BudgetOptions(Options):
         description="also score tasks of the lm-evaluation-harness, by name or file (.yaml), at the longest length; "
         "needs the extra eval",
     )
-    task_limit: int | None = Field(None, ge=2, description="maximum number of documents per task; default: all")
+    task_limit: int | None = Field(
+        None, ge=2, le=MAX_DOCUMENTS, description="maximum number of documents per task; default: all"
+    )
     trust_task_code: bool = Field(
         False, description="run the Python code that your own task files name, and their templates without a sandbox"
     )

@@ -93,6 +93,8 @@ MAX_PERIOD = 2**20
 def _as_prompts(value: Any) -> Any:
     """A single prompt as a tuple, all on one line each."""
     prompts = (value,) if isinstance(value, str) else value
+    if not isinstance(prompts, list | tuple):
+        return value
     return tuple(check_prompt(text) if isinstance(text, str) else text for text in prompts)
 
 
@@ -102,12 +104,13 @@ def _as_token_lists(value: Any) -> Any:
         value = [part.strip() for part in value.split(",")]
     elif hasattr(value, "tolist"):
         value = value.tolist()
-    return value if value and isinstance(value[0], list | tuple) else (value,)
+    is_one_prompt = isinstance(value, list | tuple) and not (value and isinstance(value[0], list | tuple))
+    return (value,) if is_one_prompt else value
 
 
 Prompts = Annotated[str | tuple[str, ...], BeforeValidator(_as_prompts)]
 TokenLists = Annotated[
-    str | tuple[tuple[Annotated[int, Field(ge=0)], ...], ...],
+    str | tuple[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], ...],
     BeforeValidator(_as_token_lists),
 ]
 

@@ -2,6 +2,7 @@
 
 from pydantic import Field, field_validator
 
+from headscope.base.user_input import MAX_DOCUMENTS, MAX_LENGTH
 from headscope.runs.columns import FILTER, LENGTH, METRIC, MODEL, TASK, Column, Table
 from headscope.study.config import Options
 
@@ -22,6 +23,7 @@ class EvaluateOptions(Options):
     documents: int | None = Field(
         None,
         ge=2,
+        le=MAX_DOCUMENTS,
         description="maximum number of documents per task; default: all",
         json_schema_extra={"flags": ["--limit"]},
     )
@@ -45,6 +47,8 @@ class EvaluateOptions(Options):
             raise ValueError("no length. Give at least one")
         if min(lengths) < MIN_LENGTH:
             raise ValueError(f"length {min(lengths)} is too short for a task. Use at least {MIN_LENGTH} tokens")
+        if max(lengths) > MAX_LENGTH:
+            raise ValueError(f"length {max(lengths)} is too long. Use at most {MAX_LENGTH} tokens")
         return sorted(set(lengths))
 
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, field_validator
 from headscope.base.ablation_names import NOT_OF_DOCUMENTS, kinds_help
 from headscope.base.head_set import HeadSet
 from headscope.base.heads import format_head
+from headscope.base.user_input import MAX_LENGTH
 from headscope.results.effects.results import sweep_questions
 from headscope.results.questions import Question
 from headscope.runs.columns import DOC, GROUP, LAYER, LENGTH, MODEL, Column, Table, key
@@ -33,7 +34,9 @@ class InfluenceOptions(Options):
     )
 
     models: list[str] | None = Field(None, min_length=1, description="labels of the models to sweep; default all")
-    lengths: list[Annotated[int, Field(ge=2)]] = Field([1024], min_length=1, description="context lengths in tokens")
+    lengths: list[Annotated[int, Field(ge=2, le=MAX_LENGTH)]] = Field(
+        [1024], min_length=1, description="context lengths in tokens"
+    )
     components: list[Annotated[str, AfterValidator(bands.check_component)]] | None = Field(
         None,
         description="interventions; default: joint,freq,scale for a model with an adapter, zero for others. Resets, "

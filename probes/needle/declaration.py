@@ -31,7 +31,11 @@ class NeedleOptions(Options):
     steps: int | None = Field(
         None, ge=1, le=100, description="number of context lengths, evenly spaced up to a single length (default 2048)"
     )
-    depths: int | list[float] = Field(5, description="number of depths, evenly spaced from 0 to 1; or a list")
+    depths: int | list[float] = Field(
+        5,
+        description="number of depths, evenly spaced from 0 to 1, or a list of depths; a single integer such as 1 is a "
+        "number of depths, 1.0 is a depth",
+    )
     needles: int = Field(6, ge=1, le=10_000, description="number of needles per kind")
     kind: Literal["literal", "indirect", "both"] = Field(
         "literal", description="literal: the question uses the needle's words; indirect: it paraphrases them; or both"
@@ -65,7 +69,7 @@ class NeedleOptions(Options):
         False,
         description="also measure direct logit attribution to the answer, through the needle and through other tokens",
     )
-    ablate_top: list[int] = Field(
+    ablate_top: list[Annotated[int, Field(le=1_000_000)]] = Field(
         [],
         description="set sizes of the ablation curve: ablate the top N heads together, with N random heads as control, "
         "e.g. 1,2,4,8",
@@ -92,7 +96,7 @@ class NeedleOptions(Options):
 
     @model_validator(mode="after")
     def _check_grid(self) -> "NeedleOptions":
-        if self.depths == [] or (isinstance(self.depths, int) and self.depths < 1):
+        if self.depths == []:
             raise ValueError("no depth. Give at least one")
         if self.steps and len(self.lengths) > 1 and "lengths" in self.model_fields_set:
             raise OptionError(
@@ -100,8 +104,10 @@ class NeedleOptions(Options):
                 count=self.steps,
                 given=",".join(map(str, self.lengths)),
             )
-        if isinstance(self.depths, int) and self.depths > MAX_DEPTHS:
-            raise ValueError(f"depths {self.depths} means {self.depths} depths. Use at most {MAX_DEPTHS}, or a list")
+        if isinstance(self.depths, int) and not 1 <= self.depths <= MAX_DEPTHS:
+            raise ValueError(
+                f"depths {self.depths} is a number of depths. Use 1 to {MAX_DEPTHS}, or a list of depths from 0 to 1"
+            )
         if wrong := [depth for depth in self.grid_depths if not 0 <= depth <= 1]:
             raise ValueError(f"depth {wrong[0]:g} is out of range. Use 0 (start of the haystack) to 1 (end)")
         if len({f"{depth:.4f}" for depth in self.grid_depths}) < len(self.grid_depths):

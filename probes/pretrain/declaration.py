@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from headscope.base.user_input import MAX_LENGTH
 from headscope.prompts.shakespeare import DEFAULT_SOURCE
 from headscope.results.questions import CLAIMS_TOPIC, Question
 from headscope.study.config import Options, TextSource
@@ -34,6 +35,8 @@ HALF_OCTAVE_START = 64
 
 MAX_STEPS, MAX_RATE = 1_000_000, 100.0
 """Largest number of steps, and largest learning rate and weight decay."""
+MAX_SIZE = 2**20
+"""Largest number of layers, heads, dimensions, or sequences per step."""
 BYTES_PER_PARAMETER = 16
 """A float32 weight, its gradient and the two moments of AdamW."""
 ACTIVATIONS_PER_LAYER = 8
@@ -74,13 +77,13 @@ class PretrainOptions(Options):
         4096, ge=300, le=2**17, description="size of the byte-pair vocabulary, trained on --training-texts"
     )
     architecture: Literal["llama", "qwen3", "olmoe"] = Field("llama", description="model class in transformers")
-    layers: int = Field(4, ge=1, description="number of decoder layers")
-    width: int = Field(192, ge=4, description="dimensions of the residual stream")
-    heads: int = Field(8, ge=1, description="query heads per layer; a head has width / heads dimensions")
-    kv_groups: int = Field(4, ge=1, description="KV heads per layer")
-    feed_forward: int = Field(512, ge=4, description="MLP dimensions (olmoe: sum over the active experts)")
-    length: int = Field(512, ge=4, description="tokens per sequence")
-    batch: int = Field(8, ge=1, description="sequences per step")
+    layers: int = Field(4, ge=1, le=MAX_SIZE, description="number of decoder layers")
+    width: int = Field(192, ge=4, le=MAX_SIZE, description="dimensions of the residual stream")
+    heads: int = Field(8, ge=1, le=MAX_SIZE, description="query heads per layer; a head has width / heads dimensions")
+    kv_groups: int = Field(4, ge=1, le=MAX_SIZE, description="KV heads per layer")
+    feed_forward: int = Field(512, ge=4, le=MAX_SIZE, description="MLP dimensions (olmoe: sum over the active experts)")
+    length: int = Field(512, ge=4, le=MAX_LENGTH, description="tokens per sequence")
+    batch: int = Field(8, ge=1, le=MAX_SIZE, description="sequences per step")
     steps: int = Field(2048, ge=1, le=MAX_STEPS, description="optimiser steps")
     learning_rate: float = Field(3e-4, gt=0, le=MAX_RATE, description="learning rate of the weights")
     frequency_learning_rate: float = Field(
@@ -101,7 +104,7 @@ class PretrainOptions(Options):
     save_every: int = Field(
         64, ge=1, le=MAX_STEPS, description="number of steps between validations, which are also resume points"
     )
-    validation_length: int = Field(512, ge=2, description="tokens of each validation document")
+    validation_length: int = Field(512, ge=2, le=MAX_LENGTH, description="tokens of each validation document")
     measure_checkpoints: bool = Field(
         False, description="also measure the heads at every saved checkpoint, into one more run per training"
     )

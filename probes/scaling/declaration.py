@@ -1,5 +1,7 @@
 """Options and stored table of the scaling probe."""
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
 from headscope.runs.columns import LENGTH, Column, Table, key
@@ -27,17 +29,19 @@ class ScalingOptions(Options):
     """Numerical check of the scaling theorems."""
 
     lengths: list[int] = Field([100, 1_000, 10_000, 100_000, 1_000_000], description="row lengths L in tokens")
-    exponents: list[float] = Field([0.9, 0.8, 0.5, 0.0], description="exponents of the targets ESS*(L) = L^exponent")
-    betas: list[float] = Field([2.0], description="Rényi orders of the effective sample size")
+    exponents: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        [0.9, 0.8, 0.5, 0.0], min_length=1, description="exponents of the targets ESS*(L) = L^exponent"
+    )
+    betas: list[Annotated[float, Field(gt=0, le=1000)]] = Field(
+        [2.0], min_length=1, description="Rényi orders of the effective sample size"
+    )
     seeds: int = Field(16, ge=2, le=10_000, description="sampled rows per length and target")
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "ScalingOptions":
         if min(self.lengths, default=0) < 10 or max(self.lengths) > MAX_LENGTH:
             raise ValueError(f"invalid lengths {self.lengths}. Use lengths of at least 10 and at most {MAX_LENGTH}")
-        if not self.exponents or not all(0 <= exponent < 1 for exponent in self.exponents):
-            raise ValueError(f"invalid exponents {self.exponents}. Use exponents in [0, 1)")
-        if not self.betas or not all(beta > 0 and beta != 1 for beta in self.betas):
+        if 1 in self.betas:
             raise ValueError(f"invalid betas {self.betas}. Use positive orders other than 1")
         for beta in self.betas:
             if unreachable := [exponent for exponent in self.exponents if theorem_case(exponent, beta) == "none"]:

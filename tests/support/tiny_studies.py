@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from headscope.runs.run import Run
 from headscope.study.progress import NoProgress
@@ -31,8 +31,8 @@ PAIRS = [
     for number in range(4)
 ]
 """Pairs of prompts that differ at two tokens."""
-SAME_PAIR = {**PAIRS[0], "name": "same", "corrupted": PAIRS[0]["clean"]}
-"""A pair whose metric does not differ between its prompts."""
+SAME_PAIR = {**PAIRS[0], "name": "same", "corrupted": PAIRS[0]["clean"].replace("w10", "w121")}
+"""A pair whose metric does not differ between its prompts, in a checkpoint of `equate_words`."""
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -47,6 +47,15 @@ def save_checkpoint(folder: Path, seed: int = 0) -> Path:
     families.SPECS["llama-gqa"].build(seed).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
+
+
+def equate_words(folder: Path, word: str = "w10", other: str = "w121") -> None:
+    """Give two words of a checkpoint the same embedding."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    first, second = tokenizer()(f"{word} {other}", add_special_tokens=False)["input_ids"]
+    weight = model.get_input_embeddings().weight.data
+    weight[second] = weight[first]
+    model.save_pretrained(folder)
 
 
 def save_texts(folder: Path, words: int = 60) -> str:

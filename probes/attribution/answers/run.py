@@ -94,16 +94,13 @@ class AnswerRunner:
         )
 
     def _check_pair(self, label: str, pair: TokenPair) -> None:
-        """Raise BadInput for a prompt that is too long, equal answers, or a pair of a set without a wrong answer."""
+        """Raise BadInput for a prompt that is too long, or a pair of a set without a wrong answer."""
         location = pair.location or "the prompt"
         if len(pair.clean) > MAX_PROMPT_TOKENS:
             raise BadInput(
                 f"{location}: the prompt has {len(pair.clean):,} tokens, and every row of it is stored. Use at most "
                 f"{MAX_PROMPT_TOKENS:,} tokens"
             )
-        if np.array_equal(pair.answer, pair.wrong):
-            token = decode_tokens(self.context.tokenizer(label), pair.answer)
-            raise BadInput(f"{location}: answer and wrong answer are the same token '{token}'. Change one")
         if self.options.pairs is not None and not len(pair.wrong):
             raise BadInput(f"{location}: it has no wrong answer, which attribution compares with. Add 'wrong'")
 
