@@ -70,7 +70,7 @@ def test_an_unknown_alias_is_refused_with_the_nearest_one(refused):
 @pytest.mark.parametrize("name", ["a<b", "x, y", "a'b"])
 def test_a_model_name_with_other_characters_is_refused_as_a_name(refused, name):
     line = refused(2, "run", "--model", f"{name}=smollm2-135m", "--length", 64)
-    assert_names(line, f"model name '{name}'")
+    assert_names(line, f"model name {name!r}")
 
 
 @pytest.mark.parametrize("name", ["two\n", "\n", "two\nlines"])

@@ -255,7 +255,7 @@ def test_a_missing_standard_error_is_bootstrapped() -> None:
         (2, ["length 512", "task ruler_vt", "1,024"], ("--tasks", "ruler_vt", "--length", 512)),
         (2, ["--lengths", "long"], ("--length", "long")),
         (2, ["--documents", "2"], ("--limit", 1)),
-        (2, ["task", "--tasks", "niah_single_1"], ("--tasks", "")),
+        (2, ["--tasks", "empty"], ("--tasks", "")),
         (2, ["'niah_singel_1'", "'niah_single_1'"], ("--tasks", "niah_singel_1")),
         (3, ["'{folder}/none.yaml'"], ("--tasks", "{folder}/none.yaml")),
         (2, ["'{folder}/empty.yaml'", "Unknown config shape"], ("--tasks", "{folder}/empty.yaml")),

@@ -203,7 +203,7 @@ def tokenize_pair(
 
     `needs_one_token`: the answers must be single tokens. `needs_wrong`: the wrong answer must be given. Raises BadInput
     for prompts of different lengths (if `alignment` is "equal"), prompts without a common last token (if "end"), equal
-    prompts (if either), equal answers, and answers that the metric cannot use; the message may advise to change those
+    prompts (if either) that the same answer follows, equal answers, and answers that the metric cannot use; the message may advise to change those
     of `PAIR_OPTIONS` that are in `options`.
     """
     location = pair.location or f"prompt pair '{pair.name}'"
@@ -220,7 +220,7 @@ def tokenize_pair(
     aligned = len(clean) if alignment == "equal" else common
     if aligned == 0 and alignment == "end":
         raise BadInput(f"{location}: the two prompts end in different tokens. End both prompts with the same token")
-    if np.array_equal(clean, corrupted) and alignment in ("equal", "end"):
+    if np.array_equal(clean, corrupted) and alignment in ("equal", "end") and not pair.corrupted_answer:
         raise BadInput(f"{location}: clean and corrupted prompt are the same {len(clean)} tokens. Change one of them")
     answer = _answer_tokens(tokenizer, pair.clean, pair.answer, location)
     wrong = answer[:0]
