@@ -203,8 +203,8 @@ def tokenize_pair(
 
     `needs_one_token`: the answers must be single tokens. `needs_wrong`: the wrong answer must be given. Raises BadInput
     for prompts of different lengths (if `alignment` is "equal"), prompts without a common last token (if "end"), equal
-    prompts (if either) that the same answer follows, equal answers, and answers that the metric cannot use; the message may advise to change those
-    of `PAIR_OPTIONS` that are in `options`.
+    prompts (if either) that the same answer follows, equal answers, and answers that the metric cannot use; the message
+    may advise to change those of `PAIR_OPTIONS` that are in `options`.
     """
     location = pair.location or f"prompt pair '{pair.name}'"
     clean, corrupted = (
