@@ -401,7 +401,7 @@ def test_folder_or_file_that_is_not_a_checkpoint_is_bad_input(tmp_path: Path) ->
     (tmp_path / "notes.txt").write_text("notes")
     assert_refused(BadInput, lambda: load(str(tmp_path / "notes.txt")), f"'{tmp_path / 'notes.txt'}'", ".gguf")
     (tmp_path / "config.json").write_text("{")
-    assert_refused(BadInput, lambda: load(str(tmp_path)), f"'{tmp_path}'", "open")
+    assert_refused(BadInput, lambda: load(str(tmp_path)), f"'{tmp_path}'", "config.json", "not JSON")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert_refused(BadInput, lambda: load(str(tmp_path)), f"'{tmp_path}'", "safetensors")
 
@@ -445,7 +445,7 @@ def test_scheme_is_validated_before_the_checkpoint_is_located() -> None:
 
 def test_unknown_devices_and_dtypes_are_bad_input(tmp_path: Path) -> None:
     families.MEASURABLE["llama"]().save_pretrained(tmp_path)
-    assert_refused(BadInput, lambda: load(str(tmp_path), device="gpu"), "device", "'gpu'", "--device auto")
+    assert_refused(BadInput, lambda: load(str(tmp_path), device="gpu"), "device", "'gpu'", "--device", "auto, cpu")
     assert_refused(BadInput, lambda: load(str(tmp_path), dtype="fp8"), "dtype", "'fp8'", "auto", "fp32", "bf16")
 
 

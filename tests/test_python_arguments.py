@@ -31,7 +31,7 @@ from headscope.study import runner
 
 VALUES: list[Any] = [
     *(None, 3, -1, 1.5, float("nan"), True, 10**30, 10**400, np.float32(1.5), object(), int, len),
-    *("x", "", " ", "\ud800", "a\0b", b"x", "/no/such/folder/file", Path("\ud800")),
+    *("x", "", " ", "\ud800", "a\0b", b"x", "/dev/null/file", Path("\ud800")),
     *(torch.zeros(2, 3), torch.tensor(1), nn.Linear(1, 1), range(10**9), slice(0, 10**30)),
     *([], ["\ud800"], [None], [[1]], [True], {}, {3: 3}, {"x": None}),
 ]

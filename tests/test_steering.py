@@ -178,7 +178,8 @@ def test_a_run_measured_inside_the_context_names_it(model: Model, tmp_path: Path
     [
         ({"span": []}, "span=[]"),
         ({"span": [-1]}, "span=[-1]"),
-        *(({"span": span}, f"span={span!r}") for span in (3, None, [[1, 2]], [1.5], np.float32(1.5), slice(1, 3))),
+        *(({"span": span}, f"span={span!r}") for span in (3, None, [[1, 2]], [1.5], 1.5, slice(1, 3))),
+        ({"span": np.float32(1.5)}, "span=1.5"),
         ({"span": "context"}, "span='context'"),
         ({"span": ["context"]}, "span=['context']"),
         ({"alpha": 0}, "alpha=0"),

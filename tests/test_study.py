@@ -450,7 +450,7 @@ def test_the_error_for_an_invalid_study_file_gives_file_and_key(
     [
         ("- a\n- b\n", "measure: {lengths: [2048]}"),
         ("measure: [", "measure: ["),
-        ("\x00", "position 0"),
+        ("\x00", "zero bytes"),
     ],
 )
 def test_a_file_that_is_not_a_study_is_refused(tmp_path: Path, text: str, named: str) -> None:

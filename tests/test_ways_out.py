@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.refusals import assert_names
 from support.tiny_studies import PAIRS, save_checkpoint, tokenizer
-from tokenizers import pre_tokenizers
+from tokenizers import models, pre_tokenizers
 
 from headscope.study import context
 
@@ -124,6 +124,8 @@ def test_answers_are_checked_with_the_tokenizers_of_all_models_before_any_model_
 ) -> None:
     other = save_checkpoint(tmp_path / "other", seed=1)
     by_digits = tokenizer()
+    vocabulary = {word: n for n, word in enumerate(["<unk>", "<s>", "</s>", "w", *"0123456789"])}
+    by_digits.backend_tokenizer.model = models.WordLevel(vocabulary, unk_token="<unk>")
     split = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(individual_digits=True)]
     by_digits.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
     by_digits.save_pretrained(other)

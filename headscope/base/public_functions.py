@@ -147,10 +147,13 @@ def _convert(annotation: Any, value: Any) -> Any:
 
 
 def _convert_to_one(types: tuple[Any, ...], value: Any) -> Any:
-    """The value as the first of these types that it fits; a text is a path if one of them is Path."""
+    """The value as its own type, or as the first of these types that it fits; a text is a path if one of them is Path.
+
+    So a tensor stays one: to read an integer from it would wait for its GPU.
+    """
     if Path in types and isinstance(value, str | os.PathLike):
         types = (Path,)
-    for item in types:
+    for item in sorted(types, key=lambda item: item not in type(value).__mro__):
         try:
             return _convert(item, value)
         except TypeError:
