@@ -319,6 +319,7 @@ CHARTS_AS_CSV = """() => [...document.querySelectorAll("main figure .js-plotly-p
     [plot.layout.title.text, Boolean(plot.layout.meta?.heads), window.headscopeChartCsv(plot)])"""
 
 
+@pytest.mark.exhaustive(sample=1)
 @pytest.mark.parametrize(
     ("name", "path"), [("causes", "influence"), ("patching", "patching"), ("example", "head/18.6")]
 )
@@ -386,6 +387,7 @@ WORDS_ABOVE_THE_PICTURE = """() => {
 """The unfolded words of a page above its first chart, table or shaded text, without the labels of controls."""
 
 
+@pytest.mark.exhaustive(sample=7)
 @pytest.mark.parametrize("path", [entry.PATH for entry in all_pages()])
 def test_a_page_begins_with_at_most_sixty_words_and_has_no_barrier(
     app: str, run: Run, browse: Callable[..., Page], path: str

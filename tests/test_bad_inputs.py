@@ -1183,6 +1183,7 @@ def placed(named: Named, place: Path) -> Iterator[str]:
     return (str(value).replace("{place}", str(place)) for value in in_tuple(named))
 
 
+@pytest.mark.exhaustive(sample=276)
 @pytest.mark.parametrize(("code", "named", "arguments"), TABLE)
 def test_bad_input_gives_one_line_and_leaves_no_files(code, named, arguments, place, refused, tmp_path):
     line = refused(code, *(filled(argument, place, tmp_path) for argument in arguments))

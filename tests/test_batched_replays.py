@@ -98,6 +98,7 @@ def sets_of(model: Model) -> list[tuple[Any, list[Unit]]]:
     return sets + [(streaming, heads[:2]), (streaming, heads[-1:])] * (model.module.config.model_type != "hy_v4")
 
 
+@pytest.mark.exhaustive(sample=2)
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
@@ -177,6 +178,7 @@ def pair_of(family: str) -> PairTokens:
     return PairTokens(clean, corrupted, clean[0, -1:], torch.tensor([9]), LENGTH)
 
 
+@pytest.mark.exhaustive(sample=10)
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)

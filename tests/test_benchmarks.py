@@ -52,6 +52,7 @@ def test_bfloat16_rows_have_ratio_and_error(folder: str) -> None:
         assert row["error_over_sampling"] > 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_error_is_relative_to_the_standard_error_over_documents(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With synthetic columns: an exact statistic, one with a 10 % error, a key, a frequency and a standard error."""
@@ -192,6 +193,7 @@ def test_a_step_of_the_bench_of_scale_measures_itself(tmp_path: Path) -> None:
     assert clock.measured["megabytes"] >= 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_steps_of_the_bench_of_scale_share_a_folder_and_measure_their_own_memory(tmp_path: Path) -> None:
     """A process that measures begins with a larger parent, whose memory must not count."""
@@ -244,6 +246,7 @@ def test_a_gpu_has_bounds_of_its_own() -> None:
     assert [row.get("bound") for row in comparison.add_bounds(rows, True)] == [None, None], "of another model"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_all_estimates_and_some_exact_patches_are_timed_with_their_bounds() -> None:
     model = hs.load(families.build("llama", {"vocab_size": 49152}), tokenizer=load_tokenizer("smollm2-135m"))
@@ -256,6 +259,7 @@ def test_all_estimates_and_some_exact_patches_are_timed_with_their_bounds() -> N
     assert all(row["ratio"] > 0 for row in rows)
 
 
+@pytest.mark.exhaustive(sample=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*variants.PROBES} - {"patching", "pretrain", "needle"}))
 def test_a_probe_is_timed_beside_plain_passes(name: str) -> None:

@@ -61,6 +61,7 @@ def run(model: Model) -> tuple[Tensor, list[AttentionRecord]]:
     return logits, records
 
 
+@pytest.mark.exhaustive(sample=5)
 @FAMILY
 def test_bridge_has_the_records_and_logits_of_its_model(family: str) -> None:
     plain, bridge = load(families.MEASURABLE[family]()), bridged(family)
@@ -75,6 +76,7 @@ def test_bridge_has_the_records_and_logits_of_its_model(family: str) -> None:
             assert difference(getattr(record, name), getattr(expected, name)) <= 1e-4, name
 
 
+@pytest.mark.exhaustive(sample=5)
 @FAMILY
 def test_rotary_and_output_hooks_fire_with_transformerlens_shapes(family: str) -> None:
     model, spec = bridged(family), families.SPECS[family]
@@ -96,6 +98,7 @@ def test_rotary_and_output_hooks_fire_with_transformerlens_shapes(family: str) -
     assert [name for name, value in cache.items() if value.shape[-2:] == (LENGTH, LENGTH)] == []
 
 
+@pytest.mark.exhaustive(sample=5)
 @FAMILY
 def test_scores_and_patterns_are_those_of_transformerlens(family: str) -> None:
     """Bit for bit, and only where a hook asks for them; the output is then computed from the pattern."""
@@ -190,6 +193,7 @@ def test_nested_contexts_run_a_hook_once() -> None:
         second.close()
 
 
+@pytest.mark.exhaustive(sample=5)
 @FAMILY
 def test_hook_that_edits_queries_takes_effect(family: str) -> None:
     """Zero queries attend uniformly: the log-sum-exp of a row is the log of its number of visible keys."""
@@ -206,6 +210,7 @@ def test_hook_that_edits_queries_takes_effect(family: str) -> None:
     assert torch.equal(again, plain)
 
 
+@pytest.mark.exhaustive(sample=14)
 @pytest.mark.slow
 @FAMILY
 @pytest.mark.parametrize("scheme", ["yarn:factor=4", "logn:length=4", "adapter"])
@@ -256,6 +261,7 @@ def test_a_run_records_compatibility_mode(tmp_path: Path) -> None:
     assert notes == [False, True]
 
 
+@pytest.mark.exhaustive(sample=5)
 @FAMILY
 def test_leaving_restores_the_bridge(family: str) -> None:
     model = bridged(family)

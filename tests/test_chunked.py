@@ -81,6 +81,7 @@ OTHERS = ["gemma2", "gpt_oss", "gemma3n", "llama4", "deepseek_v2", "deepseek_v3"
 """Soft caps, sinks, several streams, chunked attention, latent attention, norms after the rotation, no rotation."""
 
 
+@pytest.mark.exhaustive(sample=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES + OTHERS)
 def test_chunks_give_the_tables_of_one_pass(family: str, set_limits: Callable[..., None]) -> None:

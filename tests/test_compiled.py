@@ -153,6 +153,7 @@ def assert_equal(values: dict[str, Tensor], expected: dict[str, Tensor]) -> None
     assert max(differences.values()) == 0, differences
 
 
+@pytest.mark.exhaustive(sample=3)
 @pytest.mark.slow
 @each_way
 def test_graphs_compiled_before_loading_are_not_used_in_contexts(
@@ -167,6 +168,7 @@ def test_graphs_compiled_before_loading_are_not_used_in_contexts(
     assert model.identity == hs.load(build()).identity
 
 
+@pytest.mark.exhaustive(sample=3)
 @pytest.mark.slow
 @each_way
 def test_graphs_compiled_between_and_inside_contexts_are_not_used_in_others(

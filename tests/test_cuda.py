@@ -156,6 +156,7 @@ def case_inputs(
     return q, k, v, AttentionVariant(dims[0] ** -0.5, **rule)
 
 
+@pytest.mark.exhaustive(sample=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("preferred", [MATH, FLASH, EFFICIENT, CUDNN])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -179,6 +180,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.exhaustive(sample=6)
 @pytest.mark.parametrize("preferred", KERNELS)
 @pytest.mark.parametrize(
     "case", ["a pass", "one query", "cached keys", "a window", "chunks", "a sink", "a sink and a window"]

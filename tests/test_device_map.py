@@ -310,6 +310,7 @@ PROBES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.exhaustive(sample=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("probe", PROBES)
 def test_probes_store_equal_tables_on_two_devices(probe: str, tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ def test_a_single_edit_equals_eager_attention_in_a_context_and_in_a_batch_of_run
         case.assert_close(together, expected[:-1])
 
 
+@pytest.mark.exhaustive(sample=6)
 def test_edits_compose_whatever_the_order_and_nesting(case: Case) -> None:
     runs = [case.run(edits) for edits in COMPOSITIONS]
     for edits, run in zip(COMPOSITIONS, runs, strict=True):
@@ -169,6 +170,7 @@ def test_edits_compose_whatever_the_order_and_nesting(case: Case) -> None:
         case.assert_close(together, case.eager(edits)[0][:-1])
 
 
+@pytest.mark.exhaustive(sample=6)
 def test_listeners_get_the_weights_and_outputs_that_heads_use(case: Case) -> None:
     for edits in [*([one] for one in SINGLE_EDITS), *COMPOSITIONS]:
         records: dict[int, AttentionRecord] = {}
@@ -213,6 +215,7 @@ def generate(case: Case, use_cache: bool) -> tuple[Tensor, Tensor]:
     return text, torch.stack(rows)
 
 
+@pytest.mark.exhaustive(sample=6)
 def test_generation_with_a_cache_equals_recomputation_and_eager_attention(case: Case) -> None:
     for edits in GENERATION_EDITS:
         with edited(case.model, case.run(edits)):

@@ -42,6 +42,7 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
         return model(TOKENS).logits
 
 
+@pytest.mark.exhaustive(sample=7)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_gguf_gives_the_logits_of_its_model(cache: Path, tmp_path: Path, name: str) -> None:

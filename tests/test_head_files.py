@@ -137,6 +137,7 @@ ENTRANCES: dict[str, Callable[..., Any]] = {
 """Everything that takes the heads of a file."""
 
 
+@pytest.mark.exhaustive(sample=11)
 @pytest.mark.parametrize("entrance", ENTRANCES)
 @pytest.mark.parametrize("form", WHOLE)
 def test_scores_of_all_heads_of_another_shape_fit_no_model(

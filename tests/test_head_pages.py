@@ -24,6 +24,7 @@ SAMPLE = 8
 """Heads of each run whose pages `make test` opens, besides those of `FURTHER_CHARTS`."""
 
 
+@pytest.mark.exhaustive(sample=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_the_pages_of_heads_have_all_their_charts(name: str, sampled: Callable[..., list[Any]]) -> None:

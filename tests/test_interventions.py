@@ -34,6 +34,7 @@ def model(request: pytest.FixtureRequest) -> Model:
     return hs.load(families.MEASURABLE[request.param]())
 
 
+@pytest.mark.exhaustive(sample=9)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["init", "base"])
 def test_replayed_reset_equals_an_adapter_with_reset_parameters(model: Model, target: str) -> None:

@@ -124,6 +124,7 @@ def by_hand(
     return float(logits[-1, 7] - logits[-1, 9])
 
 
+@pytest.mark.exhaustive(sample=8)
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)

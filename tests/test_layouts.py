@@ -116,6 +116,7 @@ def measures_of(name: str) -> tuple[str, ...]:
     return (measures[NAMES.index(name) % len(measures)],)
 
 
+@pytest.mark.exhaustive(sample=26)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_layout_is_measured_like_its_eager_attention_or_refused_as_the_page_says(name: str) -> None:
@@ -137,6 +138,7 @@ def test_the_page_lists_every_layout_and_checkpoint() -> None:
         assert all(f"| {checkpoint} | {name} | " in page for checkpoint in layout.checkpoints), "run `make docs`"
 
 
+@pytest.mark.exhaustive(sample=17)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*FAMILIES, "Phi 4 mini"])
 def test_a_model_in_memory_is_bit_for_bit_what_it_was(name: str) -> None:
@@ -208,6 +210,7 @@ def plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "attend", attend)
 
 
+@pytest.mark.exhaustive(sample=25)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPENED)
 def test_a_layout_with_a_planted_fault_is_refused_when_opened(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,6 +205,7 @@ def shipped_grid_as_wu(smollm2: Model, tmp_path_factory: pytest.TempPathFactory)
     return hs.needle(smollm2, out=out, quiet=True, needles=1, mode="wu", lengths=[LENGTHS["wu"]], depths=2)
 
 
+@pytest.mark.exhaustive(sample=1)
 @pytest.mark.model
 @pytest.mark.parametrize("mode", ["strict", "wu"])
 def test_smollm2_scores_equal_the_naive_reference_for_every_head_and_trial(

@@ -99,6 +99,7 @@ def by_hand(model: Model, pair: PairTokens, activation: str, unit: Unit, directi
     return logit_difference(eager_patching.run(model, prompt, {unit.layer: changes})[0])
 
 
+@pytest.mark.exhaustive(sample=12)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)

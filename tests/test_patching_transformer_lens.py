@@ -94,6 +94,7 @@ def assert_equal(pair_runs: PairRuns, values: list[float], expected: np.ndarray)
     np.testing.assert_allclose(values, expected, atol=TOLERANCE * scale, rtol=0)
 
 
+@pytest.mark.exhaustive(sample=2)
 @torch.no_grad()
 @pytest.mark.parametrize("activation", FUNCTIONS)
 def test_patches_of_all_positions_equal_those_of_transformer_lens(
@@ -114,6 +115,7 @@ def test_patches_of_all_positions_equal_those_of_transformer_lens(
         assert_equal(pair_runs, values, patched_by_lens(bridge, pair, FUNCTIONS[activation], index[number::PAIRS]))
 
 
+@pytest.mark.exhaustive(sample=2)
 @torch.no_grad()
 @pytest.mark.parametrize("activation", POSITION_FUNCTIONS)
 def test_patches_of_one_position_equal_those_of_transformer_lens(

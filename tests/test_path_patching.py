@@ -79,6 +79,7 @@ def paths_of(family: str, end: PathEnd) -> list[Path]:
 # Independent references --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive(sample=9)
 @pytest.mark.slow
 @ALL_FAMILIES
 @pytest.mark.parametrize("end", [*RECEIVER_INPUTS, "logits"])
@@ -96,6 +97,7 @@ def test_exact_paths_equal_eager_attention_patched_by_hand(family: str, end: Pat
     assert max(sizes) > 1e-3
 
 
+@pytest.mark.exhaustive(sample=9)
 @pytest.mark.slow
 @ALL_FAMILIES
 @pytest.mark.parametrize("end", [*RECEIVER_INPUTS, "logits"])
@@ -121,6 +123,7 @@ def test_paths_through_mlps_into_sets_of_receivers_equal_the_three_runs_of_wang_
     assert max(sizes) > 1e-3
 
 
+@pytest.mark.exhaustive(sample=3)
 @pytest.mark.slow
 @ALL_FAMILIES
 def test_paths_at_positions_equal_eager_attention_patched_by_hand(family: str) -> None:

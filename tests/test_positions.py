@@ -125,6 +125,7 @@ def test_schemes_match_transformers_with_the_same_rope_parameters(family: str, s
     assert difference(logits(model), expected) > 1e-3
 
 
+@pytest.mark.exhaustive(sample=18)
 @MEASURABLE
 @pytest.mark.parametrize("own", ROPE_PARAMETERS)
 def test_unscaled_equals_the_weights_without_the_scaling_that_base_keeps(family: str, own: str) -> None:
@@ -142,6 +143,7 @@ def test_yarn_matches_transformers_in_bfloat16(family: str) -> None:
     assert difference(logits(model, scheme="yarn:factor=4"), expected) == 0.0
 
 
+@pytest.mark.exhaustive(sample=18)
 @MEASURABLE
 @pytest.mark.parametrize("scheme", ["yarn:factor=4", "llama3:factor=8", "prope:keep=0.5", "nope"])
 def test_untrained_adapter_matches_its_starting_scheme(family: str, scheme: str) -> None:
@@ -150,6 +152,7 @@ def test_untrained_adapter_matches_its_starting_scheme(family: str, scheme: str)
     assert difference(logits(model, scheme=adapter), logits(model, scheme=scheme)) <= 1e-4
 
 
+@pytest.mark.exhaustive(sample=23)
 @MEASURABLE
 @pytest.mark.parametrize(
     "scheme", ["yarn:factor=1", "linear:factor=1", "ntk:factor=1", "llama3:factor=1", "prope:keep=1"]

@@ -75,6 +75,7 @@ def test_a_real_needle_in_the_own_format_is_part_of_opening_and_fact(tmp_path: P
         assert read_needles(str(tmp_path / "own.jsonl"), 1)[0].real_needle == real_needle
 
 
+@pytest.mark.exhaustive
 @pytest.mark.model
 def test_mode_wu_with_the_plain_template_counts_as_the_published_code(
     smollm2: Model, published_file: Path, tmp_path: Path

@@ -50,6 +50,7 @@ def test_every_question_about_a_sink_share_on_its_threshold_has_one_answer() -> 
         assert [result.value for result in run_checks(run, [check])] == [count]
 
 
+@pytest.mark.exhaustive(sample=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name[17:])
 def test_every_place_counts_the_heads_of_a_role_alike(folder: Path) -> None:

@@ -220,6 +220,7 @@ def test_ctrl_c_during_a_commit_waits_for_its_end(
     assert list(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.exhaustive(sample=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["ls", "validate", "report"])
 @pytest.mark.parametrize(("redirection", "code"), [("| true", 1), (">&-", 0), ("> /dev/full", 2)])

@@ -62,6 +62,7 @@ def keys_needed(row: Tensor, share: float) -> int:
 EIGHT = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3", "gpt_neox", "gemma2", "gpt_oss")
 
 
+@pytest.mark.exhaustive(sample=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("logits_per_tile", [2**19, 1], ids=["all rows at once", "two rows at once"])
 @pytest.mark.parametrize("family", EIGHT)

@@ -108,6 +108,7 @@ def run_threads(*functions: Callable[[], Any]) -> list[Any]:
 # Several models in several threads ---------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive(sample=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_concurrent_passes_of_attached_and_untouched_models_are_bit_equal_to_single_threaded_ones(family: str) -> None:

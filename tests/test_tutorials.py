@@ -61,6 +61,7 @@ def blocks(name: str) -> list[tuple[str, str, str]]:
     return re.findall(r'^```(\w+)(?: title="(.+?)")?\n(.*?)^```', page, re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.exhaustive(sample=3)
 @pytest.mark.model
 @pytest.mark.usefixtures("opened_once", "studies_run_once")
 @pytest.mark.parametrize("name", PAGES)

@@ -68,6 +68,7 @@ def short_text(model: Model) -> Tensor:
 # Measures ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive(sample=3)
 @pytest.mark.parametrize("layout", gemma.LAYOUTS)
 def test_a_published_layout_is_measured_like_its_eager_attention(layout: str) -> None:
     """Attention, loss, rotary pairs, frequencies and YaRN."""
@@ -167,6 +168,7 @@ def assert_same_state(before: tuple[dict[str, Tensor], list[Any]], module: nn.Mo
         assert torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (tensor, before[0][name]))), name
 
 
+@pytest.mark.exhaustive(sample=3)
 @pytest.mark.parametrize("layout", gemma.LAYOUTS)
 def test_a_model_in_memory_is_left_bit_for_bit_as_it_came(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = gemma.LAYOUTS[layout]().train()
@@ -192,6 +194,7 @@ def interrupt_first_layer(model: Model) -> None:
         model.module(input_ids=short_text(model))
 
 
+@pytest.mark.exhaustive(sample=3)
 @pytest.mark.parametrize("layout", gemma.LAYOUTS)
 def test_a_published_layout_opens_from_a_folder_as_it_is_in_memory(layout: str, tmp_path: Path) -> None:
     """The audio tower of Gemma 4 E2B and E4B supports no sdpa attention."""
@@ -242,6 +245,7 @@ def ablation_errors(model: Model, ids: Tensor) -> list[float]:
     return [abs(float(losses[number].double().sum()) / loss - 1) for number, loss in enumerate(expected)]
 
 
+@pytest.mark.exhaustive(sample=3)
 @pytest.mark.parametrize("layout", gemma.LAYOUTS)
 def test_replayed_ablation_equals_ablation_in_the_whole_model(layout: str) -> None:
     model = loaded(layout)
@@ -321,6 +325,7 @@ def eager_attention(model: Model, recorded: Activations, replaced: Activations) 
         namespace.eager_attention_forward = original
 
 
+@pytest.mark.exhaustive(sample=3)
 @pytest.mark.parametrize("activation", ["q", "k", "v"])
 @pytest.mark.parametrize("layout", [*SHARING[::2], "gemma-4-12B", "Laguna-XS.2"])
 def test_patched_activations_equal_eager_attention_patched_by_hand(layout: str, activation: Any) -> None:
@@ -499,6 +504,7 @@ def test_ntk_uses_the_rotary_dimensions_of_the_layers_that_it_changes(layout: st
 # Direct logit attribution --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive(sample=2)
 @pytest.mark.parametrize("layout", [*SHARING[:2], *UNEQUAL])
 def test_terms_add_up_to_the_capped_logit_and_equal_explicit_ones(layout: str) -> None:
     model = loaded(layout)

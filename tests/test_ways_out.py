@@ -80,6 +80,7 @@ def followed(message: str, command: list[str]) -> list[str]:
     return command + [part for option in options for part in option]
 
 
+@pytest.mark.exhaustive(sample=8)
 @pytest.mark.parametrize(("way", "command", "lines"), WAYS_OUT)
 def test_the_way_out_that_a_refusal_offers_runs(
     headscope: Callable[..., tuple[int, str, str]],
