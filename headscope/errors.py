@@ -18,6 +18,9 @@ class HeadscopeError(Exception):
 
     exit_code = 2
 
+    def __str__(self) -> str:
+        return escape_controls(super().__str__())
+
 
 class BadInput(HeadscopeError):
     """A value from the user cannot be used: a flag, a model spec, a study file, a text."""
@@ -74,7 +77,12 @@ class BadOption(BadInput):
 
     def __str__(self) -> str:
         text = self.describe(quote_option, ".".join(map(str, self.path)))
-        return f"{self.source}: {text}" if self.source else text
+        return escape_controls(f"{self.source}: {text}" if self.source else text)
+
+
+def escape_controls(text: str) -> str:
+    """The text on one line: line breaks and other characters that cannot be shown become escapes such as \\n."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def quote_option(name: str) -> str:

@@ -18,7 +18,9 @@ from support.tiny_studies import save_checkpoint, save_texts
 from torch import nn
 
 import headscope as hs
+from headscope import errors, rendering
 from headscope.attention.edits import LayerEdit, TokenSet
+from headscope.attention.record import AttentionRecord
 from headscope.base import plugins
 from headscope.base.head_set import HeadSet
 from headscope.base.user_input import quote
@@ -30,13 +32,14 @@ from headscope.streaming import StreamingWindow
 from headscope.study import runner
 
 VALUES: list[Any] = [
-    *(None, 3, -1, 1.5, float("nan"), True, 10**30, 10**400, np.float32(1.5), object(), int, len),
+    *(None, 3, 99, -1, 1.5, float("nan"), True, 10**30, 10**400, np.float32(1.5), object(), int, len),
     *("x", "", " ", "\ud800", "a\0b", b"x", "/dev/null/file", Path("\ud800")),
     *(torch.zeros(2, 3), torch.tensor(1), nn.Linear(1, 1), range(10**9), slice(0, 10**30)),
     *([], ["\ud800"], [None], [[1]], [True], {}, {3: 3}, {"x": None}),
 ]
 SPAN = {"span": "a", "prompt": "w1 [[a]]w2[[/a]] w3"}
 SCORE = {"score": "ess2_256", "model": "base"}
+TENSORS = ("theta", "tau", "gamma", "rotary_factor")
 CHECK = {"statistic": "ess2_256", "median": True, "model": "base", "at_least": 0}
 
 CALLS: dict[str, Callable[[Any], dict[str, Any]]] = {
@@ -53,6 +56,11 @@ CALLS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "load": lambda o: {"spec": o.tiny, "device": "cpu"},
     "head_matrices": lambda o: {"model": o.model, "layer": 0, "head": 1},
     "token_pair_logits": lambda o: {"model": o.model, "query_tokens": [3], "key_tokens": [4], "distances": [0, 2]},
+    "AdaRoPE": lambda o: dict(zip(TENSORS, torch.ones(4, 2, 4, 8), strict=True)) | {"reference_length": 8},
+    "HeadMatrices": lambda o: vars(o.selves["HeadMatrices"]),
+    "Model": lambda o: {"checkpoint": o.model.checkpoint},
+    "rendering.render_report": lambda o: {"runs": [o.run]},
+    "rendering.write_report": lambda o: {"runs": [o.run], "out": o.new_file()},
     "HeadMatrices.copying_accuracy": lambda o: {"tokens": 8},
     "HeadMatrices.copying_score": lambda o: {},
     "HeadMatrices.qk": lambda o: {},
@@ -101,7 +109,14 @@ CALLS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "CapturedLayers.hook_inputs": lambda o: {"module": o.model.module, "function": print},
     "CapturedLayers.listen": lambda o: {"listener": print},
     "CapturedLayers.stream": lambda o: {"layer": 0, "kv_groups": [0], "window": StreamingWindow(1, 2)},
+    "AttentionRecord.is_chosen": lambda o: {"rows": torch.tensor([0])},
+    "AttentionRecord.logits_at": lambda o: {"rows": torch.tensor([0]), "keys": torch.tensor([[1, 2]])},
+    "AttentionRecord.masked_logits": lambda o: {"rows": torch.tensor([0]), "keys": torch.tensor([1])},
+    "AttentionRecord.own_logits": lambda o: {"rows": torch.tensor([0]), "keys": slice(0, 2)},
+    "AttentionRecord.soft_cap": lambda o: {"logits": torch.zeros(2)},
+    "AttentionRecord.visible_columns": lambda o: {"rows": torch.tensor([0])},
     "AttentionRecord.weights": lambda o: {"rows": [0, -1]},
+    "AttentionRecord.without_patterns": lambda o: {},
     "HeadSet.mask": lambda o: {"layers": [0, 1], "heads": 4},
     "HeadSet.parse": lambda o: {"text": "L0H1"},
     "HeadSet.read": lambda o: {"file": o.folder / "heads.yaml"},
@@ -134,7 +149,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Any:
     adarope.save(folder / "adapter.safetensors")
     heads = HeadSet.parse("L0H1,L1H0")
     heads.write(folder / "heads.yaml")
-    selves = {"Model": model, "Run": run, "AdaRoPE": adarope, "HeadSet": heads}
+    selves = {"rendering": rendering, "Model": model, "Run": run, "AdaRoPE": adarope, "HeadSet": heads}
     records: list[Any] = []
     with hs.capturing(model) as layers:
         layers.listen(records.append)
@@ -152,8 +167,10 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def public_functions() -> list[str]:
     """The names of the public functions, and of the public methods that headscope defines, as in CALLS."""
-    names = ["AttentionRecord.weights"]
-    exported = {name: getattr(hs, name) for name in hs.__all__} | {"CapturedLayers": CapturedLayers, "HeadSet": HeadSet}
+    names = [f"rendering.{name}" for name in rendering.__all__]
+    exported = {name: getattr(hs, name) for name in hs.__all__} | {"HeadSet": HeadSet}
+    names += ["AdaRoPE", "HeadMatrices", "Model"]  # constructors; runs are opened, and a HeadSet checks its own
+    exported |= {"AttentionRecord": AttentionRecord, "CapturedLayers": CapturedLayers}
     for name, item in exported.items():
         if not isinstance(item, type):
             names.append(name)
@@ -282,3 +299,76 @@ def test_a_context_may_be_entered_again_and_while_it_is_open(objects: Any) -> No
     with attached as outer, attached as inner:
         assert torch.equal(outer.theta(0), inner.theta(0))
     assert torch.equal(logits(), before)
+
+
+@pytest.mark.parametrize("index", [[99], [-99], [True], [0.5], [0j]])
+@pytest.mark.parametrize("name", [name for name in CALLS if name.startswith("AttentionRecord.")])
+def test_a_record_refuses_indices_that_it_does_not_have(name: str, index: list[Any], objects: Any) -> None:
+    record, valid = objects.selves["AttentionRecord"], CALLS[name](objects)
+    for argument in valid.keys() & {"rows", "keys"}:
+        wrong = torch.tensor([index] if argument == "keys" and "logits_at" in name else index)
+        with refuses(BadInput, argument):
+            getattr(record, name.split(".")[1])(**{**valid, argument: wrong})
+
+
+def test_negative_keys_of_a_record_count_from_the_end(objects: Any) -> None:
+    record, rows = objects.selves["AttentionRecord"], torch.tensor([2, -1])
+    by_number = record.logits_at(torch.tensor([2, 2]), torch.tensor([[1], [2]]))
+    assert torch.equal(record.logits_at(rows, torch.tensor([[-2], [-1]])), by_number)
+    assert torch.equal(record.masked_logits(rows, slice(-2, 99)), record.masked_logits(rows, torch.tensor([1, 2])))
+
+
+@pytest.mark.parametrize("layer", [-1, 4, 99])
+@pytest.mark.parametrize("name", [name for name in CALLS if name.startswith("AdaRoPE.")])
+def test_every_schedule_refuses_a_layer_that_the_model_does_not_have(name: str, layer: int, objects: Any) -> None:
+    valid = CALLS[name](objects)
+    for schedule in (objects.selves["AdaRoPE"], objects.model.schedule) if "layer" in valid else ():
+        with refuses(BadInput, f"no layer {layer}", "0 to 3"):
+            getattr(schedule, name.split(".")[1])(**{**valid, "layer": layer})
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name.startswith("CapturedLayers.")])
+def test_layers_of_a_capture_that_has_ended_are_refused(name: str, objects: Any) -> None:
+    with hs.capturing(objects.model) as layers:
+        pass
+    with refuses(BadInput, "has ended"):
+        getattr(layers, name.split(".")[1])(**CALLS[name](objects))
+
+
+def test_a_capture_refuses_layers_heads_and_groups_that_would_do_nothing_or_act_twice(objects: Any) -> None:
+    with hs.capturing(objects.model) as layers:
+        for numbers in ([], [0, 0]):
+            with refuses(BadInput, f"layers={numbers}"):
+                layers.listen(print, numbers)
+        for number in (99, -1):
+            with refuses(BadInput, f"no KV group {number} in layer 0"):
+                layers.stream(0, [number], StreamingWindow(1, 2))
+            with refuses(BadInput, f"no head {number} in layer 0"):
+                layers.edit(LayerEdit(Zero(), "z", (number,), TokenSet(), "zero", layer=0))
+
+
+@pytest.mark.parametrize("kind", ["scale:1e308", "scale:-1e38", "noise:1e7"])
+def test_an_edit_that_gives_logits_that_are_not_finite_is_refused(kind: str, objects: Any) -> None:
+    with refuses(BadInput, kind, "1,000,000"), hs.ablated(objects.model, "L0H1", kind):
+        pass
+
+
+@pytest.mark.parametrize("kind", [item for item in vars(errors).values() if isinstance(item, type)])
+def test_a_message_is_one_line_and_shows_control_characters_escaped(kind: type) -> None:
+    if issubclass(kind, HeadscopeError):
+        text = "no '\n\x1b[31m\u2028\x7f'. Check it"
+        message = str(kind("", (), text) if kind is BadOption else kind(text))
+        assert message == r"no '\n\x1b[31m\u2028\x7f'. Check it"
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31m", "a\u2028b"])
+def test_a_name_of_a_check_is_one_line(name: str, objects: Any) -> None:
+    with refuses(BadInput, "check 1", "'name'", ascii(name)):
+        hs.check(objects.run, [{**CHECK, "name": name}])
+
+
+def test_a_message_about_a_form_names_the_form(objects: Any) -> None:
+    with refuses(BadOption, "'a' is not a pair of words. Write QUERY>KEY"):
+        hs.weights(objects.model, pairs=["a"])
+    with refuses(BadInput, "'1e3' is not an integer", "logn:length=1e3"):
+        hs.load(f"{objects.tiny}@logn:length=1e3")

@@ -207,6 +207,31 @@ class AttentionRecord:
             count = min(count, (count - 1 + self.first_key) % self.chunk_size + 1)
         return count if self.window is None else min(count, self.window)
 
+    def _indices(self, numbers: int | Sequence[int] | Tensor, noun: str, dims: int = 1) -> Tensor:
+        """Indices into the rows or keys of the record, on its device; negative ones count from the end.
+
+        Raises BadInput for any other. Those on a GPU are not read, which would wait for it.
+        """
+        index, count = torch.as_tensor(numbers), (self.q if noun == "rows" else self.k).shape[1]
+        is_valid = not (index.dtype == torch.bool or index.is_floating_point() or index.is_complex())
+        index = index.long() if is_valid else index
+        index = index[None] if index.ndim == 0 else index
+        is_valid = is_valid and index.ndim == dims
+        if not is_valid or (index.device.type == "cpu" and not bool(((index >= -count) & (index < count)).all())):
+            raise BadInput(
+                f"{noun}={quote(numbers)} are not {noun} of the record. Use numbers from {-count} to {count - 1}"
+            )
+        index = index.to(self.q.device)
+        return torch.where(index < 0, index + count, index)
+
+    def _key_indices(self, keys: Tensor | slice) -> Tensor | slice:
+        """Keys as `_indices`; a slice is cut to the keys of the record."""
+        if not isinstance(keys, slice):
+            return self._indices(keys, "keys")
+        numbers = range(self.k.shape[1])[keys]
+        is_slice = numbers.step == 1 and len(numbers)
+        return slice(numbers.start, numbers.stop) if is_slice else torch.tensor(numbers, device=self.q.device)
+
     @checked
     def weights(self, rows: int | Sequence[int] | Tensor) -> Tensor:
         """Attention weights of some query rows, [H, rows, Lk], float32, 0 for keys that a row does not see.
@@ -214,25 +239,22 @@ class AttentionRecord:
         `rows` are indices into the queries of q, or one index; -1 is the last. With a learned sink a row sums to less
         than 1. Memory grows with the number of rows: all rows would be the L x L matrix.
         """
-        index, count = torch.as_tensor(rows), self.q.shape[1]
-        is_number = index.ndim < 2 and not (index.dtype == torch.bool or index.is_floating_point())
-        if not is_number or (index.device.type == "cpu" and not bool(((index >= -count) & (index < count)).all())):
-            raise BadInput(f"rows={quote(rows)} are not rows of the record. Use numbers from {-count} to {count - 1}")
-        index = index.to(self.q.device)
-        index = index[None] if index.ndim == 0 else index
-        index = torch.where(index < 0, index + self.q.shape[1], index)
+        index = self._indices(rows, "rows")
         logits = self.masked_logits(index, slice(0, self.k.shape[1]))
         return (logits - self.lse[:, index, None]).exp()
 
+    @checked
     def soft_cap(self, logits: Tensor) -> Tensor:
         """Logits after the layer's soft-capping, from scaling * q . k."""
         return soft_cap(logits, self.softcap)
 
+    @checked
     def masked_logits(self, rows: Tensor, keys: Tensor | slice) -> Tensor:
         """Logits of queries [n] with keys [m], both indices of the record: [H, n, m], float32, -inf for hidden keys.
 
         They include the record's edits. A slice of keys is read without a copy.
         """
+        rows, keys = self._indices(rows, "rows"), self._key_indices(keys)
         if not self.logit_edits:
             return self.own_logits(rows, keys)
         visible = self.visible_columns(rows)
@@ -245,11 +267,15 @@ class AttentionRecord:
         at = (keys - visible.start).clamp(0, logits.shape[-1] - 1)
         return logits[..., at].masked_fill(~is_inside, -torch.inf)
 
+    @checked
     def logits_at(self, rows: Tensor, keys: Tensor) -> Tensor:
         """Logits of queries [n] with keys of their own [n, m], both indices of the record: [H, n, m], float32.
 
         -inf for hidden keys; they include the record's edits. Costs O(n m d) without edits of the logits.
         """
+        rows, keys = self._indices(rows, "rows"), self._indices(keys, "keys", 2)
+        if len(keys) != len(rows):
+            raise BadInput(f"keys has {len(keys)} rows for {len(rows)} query rows. Give keys of each row")
         if self.logit_edits:
             return self.masked_logits(rows, slice(0, self.k.shape[1])).gather(-1, keys.expand(len(self.q), -1, -1))
         groups, _, dim = self.k.shape
@@ -264,8 +290,10 @@ class AttentionRecord:
         is_chosen = [self.is_chosen(tile).gather(-1, at.expand(len(self.q), -1, -1)) for tile, at in tiles]
         return logits.masked_fill(~torch.cat(is_chosen, 1), -torch.inf)
 
+    @checked
     def visible_columns(self, rows: Tensor) -> slice:
         """The keys that any of these queries sees, as indices of the record."""
+        rows = self._indices(rows, "rows")
         own = self.query_key_index[rows]
         return slice(int((own + 1 - self.visible_counts[rows]).min().clamp(min=0)), int(own.max()) + 1)
 
@@ -279,8 +307,10 @@ class AttentionRecord:
         edits = [edit for edit in self.logit_edits if not isinstance(edit.kind, PatternKind)]
         return replace(self, logit_edits=edits)
 
+    @checked
     def own_logits(self, rows: Tensor, keys: Tensor | slice) -> Tensor:
         """The logits of `masked_logits` without the record's edits of logits."""
+        rows, keys = self._indices(rows, "rows"), self._key_indices(keys)
         groups, _, dim = self.k.shape
         numbers = torch.arange(keys.start, keys.stop, device=rows.device) if isinstance(keys, slice) else keys
         q = self.q[:, rows].float().reshape(groups, -1, dim)
@@ -294,8 +324,10 @@ class AttentionRecord:
             logits.masked_fill_(~self.is_chosen(rows)[..., keys], -torch.inf)
         return logits
 
+    @checked
     def is_chosen(self, rows: Tensor) -> Tensor:
         """Whether an indexer chose keys for queries, by index [n]: bool [H, n, Lk]; it may choose later keys, too."""
+        rows = self._indices(rows, "rows")
         if self.chosen is None:
             return torch.ones(len(self.q), len(rows), self.k.shape[1], dtype=torch.bool, device=rows.device)
         return self.chosen.by_head(rows, self.k.shape[1])

@@ -9,6 +9,8 @@ from headscope.base.user_input import quote
 from headscope.errors import did_you_mean
 from headscope.streaming import StreamingWindow, is_streaming
 
+MAX_FACTOR = 1e6
+"""Largest factor on head outputs and their noise; beyond it a model's activations are no longer finite."""
 MEAN_OF_TEXT = "mean:text"
 MEAN_OF_DOCUMENT = "mean:document"
 MEAN_OF_PROMPTS = "mean:prompts"
@@ -76,13 +78,15 @@ def ablation_name(text: str, left_out: Mapping[str, str] = MappingProxyType({}),
 
 
 def _factor(text: str, size: str) -> str:
-    """The factor of a kind, in its shortest form. Raises ValueError for what is no finite number."""
+    """The factor of a kind, in its shortest form. Raises ValueError for what is no number of at most MAX_FACTOR."""
     try:
         factor = float(size)
     except ValueError:
         factor = math.nan
     if not math.isfinite(factor):
         raise ValueError(f"ablation {quote(text)} has no finite factor. Write scale:0.5 or noise:0.1")
+    if abs(factor) > MAX_FACTOR:
+        raise ValueError(f"ablation {quote(text)} has too large a factor. Use at most {MAX_FACTOR:,.0f}")
     if factor < 0 and text.startswith("noise:"):
         raise ValueError(f"ablation {quote(text)} has a negative size of the noise. Write noise:{-factor:g}")
     short = f"{factor:g}"

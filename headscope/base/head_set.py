@@ -25,8 +25,8 @@ from headscope.errors import BadInput, did_you_mean
 HEAD_SET = Output("a file of heads", b"heads", "file")
 
 
-@checked_methods
 @dataclass(frozen=True)
+@checked_methods  # before the constructor exists, which names the head that is wrong
 class HeadSet:
     """Distinct heads in order of rank, with an optional weight each, and where they come from.
 

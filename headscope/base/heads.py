@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.base.user_input import quote
+from headscope.base.user_input import is_too_long, quote
 
 EXACT = "exact"
 """Method of a measured value. Every other method is an estimate."""
@@ -81,7 +81,7 @@ def to_head(value: Any) -> Head:
 def to_heads(values: Any) -> tuple[Head, ...]:
     """The heads of names and pairs, see `to_head`. Raises ValueError for what holds none, such as one text."""
     try:
-        items = None if isinstance(values, str | bytes) else iter(values)
+        items = None if isinstance(values, str | bytes) or is_too_long(values) else iter(values)
     except TypeError:
         items = None
     if items is None:

@@ -31,6 +31,7 @@ NOUNS = {
 }
 CLASS_NOUNS = {"Callable": "a function", "Mapping": "a mapping"}
 CLASS_NOUNS |= dict.fromkeys(("Model", "LoadedModel"), "a model that hs.load opened")
+CLASS_NOUNS["Run"] = "a run that hs.Run.open opened"
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:
@@ -60,11 +61,11 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def checked_methods(cls: Class) -> Class:
-    """The class with checks of the arguments of its public methods, see `checked`."""
+    """The class with checks of the arguments of its constructor and public methods, see `checked`."""
     for name, member in list(vars(cls).items()):
         if isinstance(member, classmethod) and not name.startswith("_"):
             setattr(cls, name, classmethod(checked(member.__func__)))
-        elif isinstance(member, FunctionType) and not name.startswith("_"):
+        elif isinstance(member, FunctionType) and (name == "__init__" or not name.startswith("_")):
             setattr(cls, name, checked(member))
     return cls
 
@@ -136,14 +137,26 @@ def _convert(annotation: Any, value: Any) -> Any:
         return value
     if Protocol in kind.__bases__ and not kind.__module__.startswith("collections"):
         return _require(_implements(value, kind), value)
-    if kind is list or (issubclass(kind, Iterable) and kind.__module__ == "collections.abc" and kind is not Mapping):
+    if _is_list(kind):
         _require(isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping), value)
-        if not arguments or (get_origin(arguments[0]) or arguments[0]) not in (int, float, str, Mapping):
+        if not arguments or not _is_item_checked(arguments[0]):
             return value
         _require(not is_too_long(value), value)
         items = [_convert(arguments[0], item) for item in islice(value, MAX_ITEMS + 1)]
-        return _require(not is_too_long(items), items)
+        return (tuple if kind is tuple else list)(_require(not is_too_long(items), items))
     return _require(isinstance(value, kind), value)
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether values of a type may be any iterable: lists, tuples and the abstract types of Python, but no mapping."""
+    is_abstract = kind.__module__ == "collections.abc" and isinstance(kind, type)
+    return kind in (list, tuple) or (is_abstract and issubclass(kind, Iterable) and kind is not Mapping)
+
+
+def _is_item_checked(annotation: Any) -> bool:
+    """Whether the items of a list of this type are checked: numbers, texts, mappings and headscope's own classes."""
+    kind = get_origin(annotation) or annotation
+    return kind in (int, float, str, Mapping) or getattr(kind, "__module__", "").startswith("headscope.")
 
 
 def _convert_to_one(types: tuple[Any, ...], value: Any) -> Any:
@@ -196,9 +209,11 @@ def _describe(annotation: Any) -> str:
     kind: Any = origin or annotation
     if kind in NOUNS:
         return NOUNS[kind]
-    if kind is not Mapping and kind is not Callable and isinstance(kind, type) and issubclass(kind, list | Iterable):
+    if _is_list(kind):
         nouns = {int: "integers", float: "numbers", str: "texts"}
         item = arguments[0] if arguments else None
+        if item not in nouns and _is_item_checked(item):
+            return f"a list, each {_describe(item)}"
         return f"a list of at most {MAX_ITEMS:,} {nouns[item]}" if item in nouns else "a list"
     class_name = getattr(kind, "__name__", "value")
     return CLASS_NOUNS.get(class_name, f"a {class_name}")

@@ -104,6 +104,13 @@ def parse_index(value: Any) -> int:
     return int(value)
 
 
+def check_index(index: int, count: int, noun: str, place: str = "") -> int:
+    """The index of one of `count` things, from 0. Raises BadInput, with noun and place, for any other number."""
+    if not 0 <= index < count:
+        raise BadInput(f"no {noun} {index}{place}. Use 0 to {count - 1}")
+    return index
+
+
 def is_folder(text: str) -> bool:
     """Whether the text is the path of a folder."""
     return os.path.isdir(os.path.expanduser(text))

@@ -313,7 +313,7 @@ def main() -> None:
             raise KeyboardInterrupt
         sys.exit(code)
     except HeadscopeError as error:
-        _print_last_line(f"headscope: {' '.join(str(error).split())}")
+        _print_last_line(f"headscope: {error}")
         sys.exit(error.exit_code)
     except NO_ARGUMENTS.resolve() as error:
         error.show()

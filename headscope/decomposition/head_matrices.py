@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headscope.attention.geometry import Geometry
 from headscope.base.public_functions import checked, checked_methods
-from headscope.base.user_input import quote
+from headscope.base.user_input import check_index, quote
 from headscope.decomposition.head_circuits import LayerCircuits, TokenEmbeddings
 from headscope.decomposition.head_weights import ModelWeights, inspect_head_weights
 from headscope.decomposition.token_pairs import refuse_distance_bias, rotation_phases
@@ -201,8 +201,7 @@ def head_matrices(model: Model, layer: int, head: int) -> HeadMatrices:
         numbers = ", ".join(map(str, geometry.layer_numbers))
         raise BadInput(f"no attention layer {layer}. Use one of: {numbers}")
     index = geometry.layer_numbers.index(layer)
-    if not 0 <= head < geometry.layer_heads[index]:
-        raise BadInput(f"no head {head} in layer {layer}. Use 0 to {geometry.layer_heads[index] - 1}")
+    check_index(head, geometry.layer_heads[index], "head", f" in layer {layer}")
     weights = inspect_head_weights(model)
     circuits = LayerCircuits.of_layer(weights.layers[index])
     matrices = (circuits.query[head], circuits.key[head], circuits.value[head], circuits.output[head])

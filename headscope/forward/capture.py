@@ -25,6 +25,7 @@ from headscope.attention.edits import LayerEdit, TokenSet
 from headscope.attention.listeners import Listener
 from headscope.attention.streaming_kernel import StreamingKind
 from headscope.base.public_functions import checked_methods, public_context
+from headscope.base.user_input import check_index, quote
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.bridge_hooks import firing_bridge_hooks
 from headscope.models import open_contexts
@@ -44,9 +45,19 @@ class CapturedLayers:
 
     def __init__(self, model: LoadedModel, exit_stack: ExitStack, description: str):
         self._model = model
-        self._exit_stack = exit_stack
+        self._open_stack: ExitStack | None = exit_stack
+        exit_stack.callback(self._close)
         self._description = description
         self._is_editing = False
+
+    def _close(self) -> None:
+        self._open_stack = None
+
+    @property
+    def _exit_stack(self) -> ExitStack:
+        if self._open_stack is None:
+            raise BadInput("the capture of these layers has ended. Use them inside its with block")
+        return self._open_stack
 
     def listen(
         self,
@@ -67,6 +78,10 @@ class CapturedLayers:
             if key_columns.ndim != 2:
                 shape = tuple(key_columns.shape)
                 raise BadInput(f"key_columns has shape {shape}. Pass numbers [L, n] of the L keys of the text")
+        if layers is not None and (not layers or len({*layers}) < len(layers)):
+            raise BadInput(
+                f"layers={quote(layers)} has no layer, or one twice. Name each layer once, or leave layers out"
+            )
         for layer in range(len(self._model.attention_modules)) if layers is None else layers:
             listening = backend.listening(self._module(layer), layer, listener, needs_row_sums, key_columns)
             self._exit_stack.enter_context(listening)
@@ -106,7 +121,9 @@ class CapturedLayers:
 
     def edit(self, edit: LayerEdit) -> None:
         """Let an edit of heads of one layer act until the capture ends, together with all others that act on it."""
-        module = self._module(edit.layer)
+        module, layer = self._module(edit.layer), self._model.geometry.layer_numbers[edit.layer]
+        for head in edit.heads:
+            check_index(head, self._model.geometry.layer_heads[edit.layer], "head", f" in layer {layer}")
         self._record_editing()
         self._exit_stack.enter_context(backend.editing(module, edit))
 
@@ -115,9 +132,12 @@ class CapturedLayers:
 
         They do not read the other keys.
         """
+        self._module(layer)
         if kv_groups:
             geometry = self._model.geometry
             size, number = geometry.heads_per_group(layer), geometry.layer_numbers[layer]
+            for group in kv_groups:
+                check_index(group, geometry.layer_kv_groups[layer], "KV group", f" in layer {number}")
             heads = tuple(head for group in kv_groups for head in range(group * size, (group + 1) * size))
             kind = StreamingKind(window.sink, window.recent)
             self.edit(LayerEdit(kind, "logits", heads, TokenSet(), f"{kind.name} of layer {number}", layer=layer))
@@ -139,9 +159,7 @@ class CapturedLayers:
 
     def _module(self, layer: int) -> nn.Module:
         modules = self._model.attention_modules
-        if not 0 <= layer < len(modules):
-            raise BadInput(f"no layer {layer} in the model. Use a layer from 0 to {len(modules) - 1}")
-        return modules[layer]
+        return modules[check_index(layer, len(modules), "layer", " in the model")]
 
 
 @public_context

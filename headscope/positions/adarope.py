@@ -121,10 +121,13 @@ class AdaRoPE(nn.Module):
         return adarope
 
     def theta(self, layer: int) -> Tensor:
-        theta_init, xi_init = torch.as_tensor(self.theta_init)[layer], torch.as_tensor(self.xi_init)[layer]
+        theta_init, xi_init = self._at("theta_init", layer), self._at("xi_init", layer)
         # A frequency of 0 has no finite logarithm and stays 0.
         theta = theta_init * torch.where(xi_init.isfinite(), self.xi[layer] - xi_init, 0.0).exp()
         return self._of_layer(theta, layer)
+
+    def _at(self, name: str, layer: int) -> Tensor:
+        return torch.as_tensor(getattr(self, name))[user_input.check_index(layer, len(self.xi), "layer")]
 
     def _of_layer(self, by_group_and_pair: Tensor, layer: int) -> Tensor:
         """The KV groups and pairs that a layer has, of [G, P]."""
@@ -133,9 +136,10 @@ class AdaRoPE(nn.Module):
         return by_group_and_pair[: self.geometry.layer_kv_groups[layer], : self.geometry.layer_pairs[layer]]
 
     def attention_factor(self, layer: int) -> float:
-        return float(torch.as_tensor(self.rotary_factor)[layer])
+        return float(self._at("rotary_factor", layer))
 
     def softmax_ratio(self, layer: int) -> float:
+        user_input.check_index(layer, len(self.xi), "layer")
         return 1.0  # tau includes it
 
     def query_scale(self, layer: int, visible: Tensor) -> Tensor:
@@ -143,12 +147,13 @@ class AdaRoPE(nn.Module):
         if self.uses_sequence_length:
             visible = visible.amax(-1, keepdim=True).expand_as(visible)
         growth = torch.log1p(visible.to(self.tau.dtype).clamp(min=self.reference_length) / self.reference_length)
+        of_layer = [self._at(name, layer).to(visible.device) for name in ("tau", "gamma")]
         heads = slice(None if self.geometry is None else self.geometry.layer_heads[layer])
-        tau, gamma = (t[layer, heads].to(visible.device)[None, :, None] for t in (self.tau, self.gamma))
+        tau, gamma = (t[None, heads, None] for t in of_layer)
         return torch.as_tensor(growth[:, None] ** gamma / tau)
 
     def log_theta_init(self, layer: int) -> Tensor:
-        return self._of_layer(torch.as_tensor(self.xi_init)[layer], layer)
+        return self._of_layer(self._at("xi_init", layer), layer)
 
     def tau_and_gamma(self) -> tuple[Tensor, Tensor]:
         return self.tau.detach(), self.gamma.detach()

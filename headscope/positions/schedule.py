@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
+from headscope.base.public_functions import checked_methods
+from headscope.base.user_input import check_index
 from headscope.errors import UnsupportedModel
 from headscope.models.checkpoint import LoadedModel
 
@@ -52,6 +54,7 @@ class Schedule(Protocol):
         """Temperature tau and growth exponent gamma, each [T, H]."""
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class FixedSchedule:
     """A schedule without trained parameters; `thetas` [1, P] by layer, equal layers share one tensor.
@@ -87,10 +90,13 @@ class FixedSchedule:
         return self.scale_reference_length or self.checkpoint.geometry.native_context
 
     def theta(self, layer: int) -> Tensor:
-        return self.thetas[layer]
+        return self.thetas[self._index(layer)]
+
+    def _index(self, layer: int) -> int:
+        return check_index(layer, len(self.thetas), "layer")
 
     def attention_factor(self, layer: int) -> float:
-        return self.attention_factors[layer]
+        return self.attention_factors[self._index(layer)]
 
     @property
     def scales_queries(self) -> bool:
@@ -103,10 +109,10 @@ class FixedSchedule:
         return self.query_scale_function(layer, visible) * ratio
 
     def softmax_ratio(self, layer: int) -> float:
-        return self.softmax_ratios[layer] if self.softmax_ratios else 1.0
+        return (self.softmax_ratios or (1.0,) * len(self.thetas))[self._index(layer)]
 
     def log_theta_init(self, layer: int) -> Tensor:
-        return self.thetas[layer].log()
+        return self.theta(layer).log()
 
     def tau_and_gamma(self) -> tuple[Tensor, Tensor]:
         """tau = 1 / the constant factor on all logits, relative to the checkpoint's own; gamma = 0.

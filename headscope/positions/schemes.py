@@ -321,8 +321,8 @@ def _parse_value(text: str, field_type: str, description: str) -> Any:
     try:
         number = int(text) if "int" in field_type else float(text)
     except ValueError as error:
-        kind = "a whole number" if "int" in field_type else "a number"
-        raise BadInput(f"'{text}' is not a number: {description}. Use {kind}") from error
+        kind, example = ("an integer", "digits, such as 4096") if "int" in field_type else ("a number", "one such as 8")
+        raise BadInput(f"{user_input.quote(text)} is not {kind}: {description}. Use {example}") from error
     if isinstance(number, int) and abs(number) > MAX_INTEGER:
         raise BadInput(f"{user_input.quote(number)} is too large: {description}. Use at most {MAX_INTEGER:,}")
     return number

@@ -25,6 +25,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from headscope.base.output_files import Output
+from headscope.base.public_functions import checked
 from headscope.errors import BadInput
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.rendering import assembly, run_results
@@ -52,22 +53,24 @@ REPORT = Output("a report of headscope", b'<meta name="generator" content="heads
 REASON_COLUMN = "reason"
 
 
+@checked
 def write_report(runs: Sequence[Run], out: Path | str) -> Path:
     """Write the report of the combined runs to the file `out` and return its path.
 
     Raises BadInput without a run or if two runs use one label for different models, BadRun for a damaged table, and
     CannotWrite if the file cannot be written. An older report is replaced; any other file is left as it is.
     """
-    if not runs:
-        raise BadInput("a report needs at least one run. Name a run directory")
     REPORT.check(out)
     for run in runs:
         run.check()  # before drawing, and also the tables that no chart uses
     return REPORT.write(out, render_report(runs).encode())
 
 
+@checked
 def render_report(runs: Sequence[Run]) -> str:
     """The report as HTML text."""
+    if not runs:
+        raise BadInput("a report needs at least one run. Name a run directory")
     run = combine_runs(runs)
     context = assembly.render_context(run)
     chapters = _collect_chapters(context)

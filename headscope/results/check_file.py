@@ -8,12 +8,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from headscope.base.heads import format_head, parse_head
 from headscope.base.input_files import read_yaml
 from headscope.base.output_files import Output
-from headscope.base.user_input import expand_path, quote
+from headscope.base.user_input import check_text, expand_path, quote
 from headscope.errors import BadInput, did_you_mean
 from headscope.results.collection import results_of_all_models
 from headscope.results.questions import questions
@@ -49,7 +58,7 @@ class Check(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
 
-    name: str = ""
+    name: Annotated[str, AfterValidator(check_text)] = ""
     """What the check is for; by default what it compares."""
     result: str | None = None
     """A question of `run.findings()`, such as "loss.difference"."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.base.input_files import json_fault
-from headscope.errors import BadRun
+from headscope.errors import BadRun, escape_controls
 
 REPAIR_ADVICE = "Copy the run again from its origin, or measure it again"
 """Advice for a damaged file."""
@@ -66,8 +66,8 @@ def read_bytes(
 
 
 def printable_name(name: str) -> str:
-    """A file name that can always be printed: undecodable bytes become escapes."""
-    return os.fsencode(name).decode(errors="backslashreplace")
+    """A file name that can always be printed on one line: undecodable bytes and control characters become escapes."""
+    return escape_controls(os.fsencode(name).decode(errors="backslashreplace"))
 
 
 def sha256(file: Path) -> str:

@@ -68,7 +68,7 @@ class WeightsOptions(PromptOptions):
         "space is added if that makes one token",
     )
     top: int = Field(10, ge=1, le=1000, description="tokens stored per word, head and direction")
-    pairs: list[Annotated[str, Field(min_length=3)]] = Field(
+    pairs: list[str] = Field(
         [],
         max_length=64,
         description="pairs of words of one token, QUERY>KEY, whose logits are stored by distance and rotary pair",

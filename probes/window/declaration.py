@@ -22,7 +22,7 @@ class WindowOptions(Options):
         max_width = 2 * self.center - 3  # at least one distance is outside the window
         invalid = [width for width in self.widths if not 1 <= width <= max_width]
         if invalid or not self.widths:
-            raise ValueError(f"invalid widths {invalid or 'none'}. Use widths between 1 and 2 c - 3 = {max_width}")
+            raise ValueError(f"invalid widths {invalid or 'none'}. Use widths between 1 and 2 center - 3 = {max_width}")
         return self
 
 
