@@ -51,9 +51,14 @@ def content(run: Run, view: ViewState) -> PageContent:
 def _first_head(run: Run, view: ViewState) -> Head:
     """The head whose attention is drawn first: a selected one, else the best by a score that names its best head, such
     as the top retrieval head, else a notable one."""
-    scores = [name for name in assembly.run_statistics(run) if statistic(name).best_head_name]
+    scores = [name for name in _statistics(run, view) if statistic(name).best_head_name]
     best = [head for name in scores for head in HeadSet.top(run.heads, name, 1, view.model)]
     return next(iter([*view.selected_heads, *best, *assembly.notable_heads(run.heads)]), (0, 0))
+
+
+def _statistics(run: Run, view: ViewState) -> Iterator[str]:
+    """The statistics of the run that the model of the page has."""
+    return (name for name in assembly.run_statistics(run) if view.model in assembly.models_with_statistic(run, name))
 
 
 def _choices(run: Run, view: ViewState) -> Iterator[HeadChoice]:
@@ -62,8 +67,7 @@ def _choices(run: Run, view: ViewState) -> Iterator[HeadChoice]:
         yield HeadChoice("selected heads", view.selected_heads)
     for name, heads in view.head_sets.items():
         yield HeadChoice(f"set {name}", heads)
-    for name in assembly.run_statistics(run):
+    for name in _statistics(run, view):
         heads = HeadSet.top(run.heads, name, TOP_HEADS, view.model)
-        if len(heads):
-            note = "; includes estimates" if "estimates" in heads.source else ""
-            yield HeadChoice(f"top {len(heads)} by {statistic(name).label} ({view.model}{note})", heads)
+        note = "; includes estimates" if "estimates" in heads.source else ""
+        yield HeadChoice(f"top {len(heads)} by {statistic(name).label} ({view.model}{note})", heads)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from headscope.base.heads import Head, check_head, format_head, format_unit, parse_head, to_head
+from headscope.base.heads import Head, check_head, check_in_shape, format_head, format_unit, parse_head, to_head
 from headscope.base.input_files import read_json, read_text_file, read_yaml
 from headscope.base.model_identity import NO_DIGESTS, WeightDigests
 from headscope.base.user_input import check_path, expand_path, parse_index, quote
@@ -81,8 +81,8 @@ def read_heads(path: Path | str, column: str | None = None) -> HeadFile:
       that keep the whole context);
     - scores of KV groups: a folder of DuoAttention or its .tsv.
 
-    Whole numbers in rows of 2 or 3 are heads, [layer, head] or [layer, head, score]; a matrix of 2 or 3 heads per layer
-    has decimals. Rows of only 0 and 1 may be either, and are refused.
+    Whole numbers in rows of 2 or 3 are heads, [layer, head] or [layer, head, score], also in .npy; a matrix of 2 or 3
+    heads per layer has decimals. Rows of only 0 and 1 may be either, and are refused. A mask may have True and False.
 
     The model is known from the file that headscope exports beside the scores, from a head set, from a CSV column
     `model`, or from QRHead's model_name_or_path. Raises ResourceMissing without the file, BadInput for other content.
@@ -109,8 +109,8 @@ def _read_file(file: Path, column: str | None) -> HeadFile:
     if file.is_dir():
         if not (file / DUO_FILE).is_file():
             raise ResourceMissing(
-                f"no {DUO_FILE} in '{file}'. Give a file, a folder of DuoAttention, or a run as "
-                "run:FOLDER:STATISTIC:COUNT"
+                f"no {DUO_FILE} in '{file}'. Give a file or a folder of DuoAttention; of a run, first write a score to "
+                "a file with headscope export"
             )
         file = file / DUO_FILE
     source = f"heads '{file}'"
@@ -124,8 +124,10 @@ def _read_file(file: Path, column: str | None) -> HeadFile:
             ) from error
     if file.suffix == ".csv":
         return _read_csv(file, read_text_file(file, source), column)
+    if file.suffix == ".npz":
+        raise ValueError("an .npz holds several arrays. Save one of them as .npy")
     if file.suffix == ".npy":
-        return _read_matrix(_read_array(file), file.stem)
+        return _read_list(_list(_read_array(file)), file.stem)
     content = read_json(file, source) if file.suffix == ".json" else read_yaml(file, source)
     if isinstance(content, str):
         content = re.split(r"[,\s]+", content.strip(", \n"))
@@ -133,7 +135,7 @@ def _read_file(file: Path, column: str | None) -> HeadFile:
         return _read_list(content, file.stem)
     if isinstance(content, Mapping):
         return _read_mapping(content, file.stem)
-    raise ValueError(f"{quote(content)} is no list of heads")
+    raise ValueError("the file is empty" if content is None else f"{quote(content)} is no list of heads")
 
 
 def _read_array(file: Path) -> Any:
@@ -146,16 +148,14 @@ def _read_array(file: Path) -> Any:
 def _read_mapping(content: Mapping[Any, Any], name: str) -> HeadFile:
     if isinstance(config := content.get("headwise_config"), Mapping):
         layers = {parse_index(key): flags for key, flags in config.items() if str(key)[:1].isdecimal()}
-        rows = [
-            (layer, head, _number(flag)) for layer, flags in layers.items() for head, flag in enumerate(_list(flags))
-        ]
+        rows = [(layer, *scored) for layer, flags in layers.items() for scored in enumerate(_scores(flags))]
         return HeadFile(rows, "headwise_config")
     if "headwise_config" in content:
         raise ValueError(f"{quote(content)} has no layers")
     if "attn_head_set" in content:
         names = [name.strip() for name in str(content["attn_head_set"]).split(",")]
         heads = _read_list(names, "attn_head_set")
-        return replace(heads, model=str(content.get("model_name_or_path") or ""))
+        return replace(heads, model=_text(content, "model_name_or_path"))
     if "heads" in content:
         return _read_head_set(content)
     if content and all(str(key).isdecimal() for key in content):
@@ -173,10 +173,17 @@ def _read_head_set(content: Mapping[str, Any]) -> HeadFile:
     if len(weights) != len(heads):
         raise ValueError(f"{len(weights)} weights for {len(heads)} heads. Give one weight per head")
     digests = WeightDigests.parse(content.get("model_digests"), content.get("model_digest"))
-    shape = None if content.get("shape") is None else parse_shape(_list(content["shape"]))
+    shape = None if content.get("shape") is None else parse_shape(content["shape"])
     rows = [(*head, weight) for head, weight in zip(heads, weights, strict=True)]
-    source, model = (str(content.get(key) or "") for key in ("source", "model"))
+    source, model = (_text(content, key) for key in ("source", "model"))
     return HeadFile(rows, source, is_list=True, model=model, digests=digests, shape=shape)
+
+
+def _text(content: Mapping[str, Any], key: str) -> str:
+    """The text of a key, "" without it. Raises ValueError for a value that is no text."""
+    if not isinstance(value := content.get(key) or "", str):
+        raise ValueError(f"{key} {quote(value)} is not a text. Put it in quotes")
+    return value
 
 
 def _read_list(content: list[Any], name: str) -> HeadFile:
@@ -228,19 +235,27 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
+def _scores(row: Any) -> list[float]:
+    """The scores of a row of a matrix, or of a mask: True counts as 1."""
+    is_mask = all(isinstance(value, bool) for value in _list(row))
+    return [float(value) if is_mask else _number(value) for value in row]
+
+
 def _number(value: Any) -> float:
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return float(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{quote(value)} is not a number") from error
 
 
-def parse_shape(values: Iterable[Any]) -> tuple[int, int]:
-    """A number of layers and one of heads. Raises ValueError for anything else."""
-    layers, *heads = map(parse_index, values)
-    if len(heads) != 1 or not (layers and heads[0]):
+def parse_shape(values: Any) -> tuple[int, int]:
+    """A number of layers and one of heads, in a list. Raises ValueError for anything else."""
+    numbers = [*map(parse_index, values)] if isinstance(values, list | tuple) else []
+    if len(numbers) != 2 or 0 in numbers:
         raise ValueError(f"shape {quote(values)} is not a number of layers and one of heads. Write it as in [30, 9]")
-    return layers, heads[0]
+    return numbers[0], numbers[1]
 
 
 def _shape_of_all(rows: Sequence[Row]) -> tuple[int, int] | None:
@@ -251,7 +266,7 @@ def _shape_of_all(rows: Sequence[Row]) -> tuple[int, int] | None:
 
 def _read_matrix(values: Any, name: str, per_group: bool = False) -> HeadFile:
     """The scores of a matrix [layers, heads], or [layers, KV groups]."""
-    rows = [[*map(_number, _list(row))] for row in _list(values)]
+    rows = [*map(_scores, _list(values))]
     if len({*map(len, rows)}) > 1:
         raise ValueError("the rows of the matrix have different lengths")
     scores = [(layer, head, score) for layer, row in enumerate(rows) for head, score in enumerate(row)]
@@ -308,6 +323,7 @@ def _check_rows(content: HeadFile) -> None:
     """Raise ValueError for no heads, for numbers that no model has, for repeated heads and for scores without value."""
     if not content.rows:
         raise ValueError("no heads")
+    check_in_shape((row[:2] for row in content.rows), content.shape)
     heads: set[Head] = set()
     for layer, head, score in content.rows:
         unit = format_unit(layer, head, content.per_group)

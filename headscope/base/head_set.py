@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
@@ -15,12 +15,12 @@ import pandas as pd
 import yaml
 
 from headscope.base.head_files import no_ranking, parse_shape, read_heads
-from headscope.base.heads import Head, estimate_mask, format_head, to_heads
+from headscope.base.heads import Head, check_in_shape, check_statistic, estimate_mask, format_head, to_heads
 from headscope.base.model_identity import NO_DIGESTS, WeightDigests
 from headscope.base.output_files import Output
-from headscope.base.public_functions import checked_methods
+from headscope.base.public_functions import check_argument, checked_methods
 from headscope.base.user_input import check_path, quote
-from headscope.errors import BadInput, did_you_mean
+from headscope.errors import BadInput
 
 HEAD_SET = Output("a file of heads", b"heads", "file")
 
@@ -32,7 +32,7 @@ class HeadSet:
 
     `source` says how they were selected; `model_digests` are those of the weights they were measured on, `model` its
     name, and `shape` its number of layers and of heads per layer, where a file says so. Raises BadInput for what is no
-    head or appears twice, and for a weight that is not finite.
+    head, appears twice or is not in `shape`, for a weight that is not finite, and for a field of another type.
     """
 
     heads: tuple[Head, ...]
@@ -43,21 +43,30 @@ class HeadSet:
     shape: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
+        for name, kind, noun in (
+            ("source", str, "a text"),
+            ("model", str, "a text"),
+            ("model_digests", WeightDigests, "WeightDigests"),
+        ):
+            if not isinstance(value := getattr(self, name), kind):
+                raise BadInput(f"{name}={quote(value)} is not valid. Use {noun}")
         try:
             object.__setattr__(self, "heads", to_heads(self.heads))
-            object.__setattr__(self, "shape", self.shape and parse_shape(self.shape))
+            object.__setattr__(self, "shape", None if self.shape is None else parse_shape(self.shape))
+            check_in_shape(self.heads, self.shape)
         except (TypeError, ValueError) as error:
             raise BadInput(f"these are not the heads of a set: {error}") from error
         if len({*self.heads}) < len(self.heads):
             repeated = next(head for head in self.heads if self.heads.count(head) > 1)
             raise BadInput(f"head {format_head(*repeated)} appears twice in one set. List each head once")
-        if self.weights is not None and len(self.weights) != len(self.heads):
-            raise BadInput(f"{len(self.weights)} weights for {len(self.heads)} heads. Give one weight per head")
         if self.weights is not None:
-            for head, weight in zip(self.heads, self.weights, strict=True):
+            weights = [*check_argument(Iterable, self.weights, "weights")]
+            if len(weights) != len(self.heads):
+                raise BadInput(f"{len(weights)} weights for {len(self.heads)} heads. Give one weight per head")
+            for head, weight in zip(self.heads, weights, strict=True):
                 if not isinstance(weight, Real) or isinstance(weight, bool) or not math.isfinite(weight):
                     raise BadInput(f"the weight of {format_head(*head)} is {quote(weight)}. Give a finite number")
-            object.__setattr__(self, "weights", tuple(map(float, self.weights)))
+            object.__setattr__(self, "weights", tuple(map(float, weights)))
 
     @classmethod
     def parse(cls, text: Any, source: str = "") -> "HeadSet":
@@ -80,21 +89,20 @@ class HeadSet:
         """The `count` heads of largest `statistic` in a per-head table such as `run.heads`, with it as weight.
 
         Heads with estimates follow those that were measured, and `source` counts them. Equal values are ordered by
-        layer and head; heads without a value are left out. Raises BadInput if the table has no such column, or holds
-        several models and `model` names none.
+        layer and head; heads without a value are left out. Raises BadInput if the table has no such column of numbers,
+        or no value in it, or holds several models and `model` names none.
         """
         if count < 1:
             raise BadInput(f"count={count}: the number of heads must be at least 1. Pass e.g. 5")
-        if statistic not in table:
-            suggestion = did_you_mean(str(statistic), map(str, table))
-            raise BadInput(f"no statistic '{statistic}' in this run{suggestion}. Use a column of run.heads")
+        check_statistic(table, statistic)
         models = [*dict.fromkeys(table["model"].astype(str))]
         if model is None and len(models) > 1:
             raise BadInput(f"several models in this run: {', '.join(models)}. Name one with model=...")
         rows = table[table["model"] == (models[0] if model is None else model)]
         if rows.empty:
             raise BadInput(f"no model '{model}' in this run. Use one of: {', '.join(models)}")
-        rows = rows.dropna(subset=[statistic]).sort_values(["layer", "head"])
+        if (rows := rows.dropna(subset=[statistic]).sort_values(["layer", "head"])).empty:
+            raise BadInput(f"'{statistic}' has no value in model '{model or models[0]}'. Use another column or model")
         ordered = rows.assign(_estimated=estimate_mask(rows, statistic)).sort_values(
             ["_estimated", statistic], ascending=[True, False], kind="stable"
         )
@@ -150,7 +158,13 @@ class HeadSet:
         return [format_head(*head) for head in self.heads]
 
     def mask(self, layers: Sequence[int], heads: int) -> npt.NDArray[np.bool_]:
-        """Which heads are in the set: [len(layers), heads]; `layers` are layer numbers."""
+        """Which heads are in the set: [len(layers), heads]; `layers` are layer numbers. Raises BadInput for a head of
+        the set that has no place there."""
+        if heads < 1:
+            raise BadInput(f"heads={heads}: the number of heads per layer must be at least 1. Pass e.g. 9")
+        if outside := [head for head in self.heads if head[0] not in layers or head[1] >= heads]:
+            place = f"{heads} heads of layers {quote([*layers])}"
+            raise BadInput(f"{format_head(*outside[0])} is not one of {place}. Name all layers and heads of the set")
         return np.array([[(layer, head) in self.heads for head in range(heads)] for layer in layers], dtype=bool)
 
     def __iter__(self) -> Iterator[Head]:

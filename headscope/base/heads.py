@@ -1,7 +1,7 @@
 """Head identifiers such as L18H6, and which values of heads are estimates."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Number
 from operator import index
 from typing import Any
@@ -9,11 +9,24 @@ from typing import Any
 import pandas as pd
 
 from headscope.base.user_input import is_too_long, quote
+from headscope.errors import BadInput, did_you_mean
+
+HEAD_KEYS = ["model", "layer", "head", "kv_group"]
+"""Columns that say which head a row of a per-head table is about; all others are about the head."""
 
 EXACT = "exact"
 """Method of a measured value. Every other method is an estimate."""
 ESTIMATE_MARK = "~"
 """Precedes an estimate in tables and charts."""
+
+
+def check_statistic(heads: pd.DataFrame, name: str) -> None:
+    """Raise BadInput unless a per-head table has this column and its values are numbers that describe heads."""
+    known = [str(column) for column in heads if column not in HEAD_KEYS and heads[column].dtype.kind in "fiu"]
+    if name not in known:
+        problem = f"no statistic '{name}' in this run{did_you_mean(name, known)}"
+        problem = f"column '{name}' is no statistic of heads" if name in heads else problem
+        raise BadInput(f"{problem}. Use a column of run.heads with numbers about heads")
 
 
 def method_column(name: str) -> str:
@@ -96,6 +109,12 @@ def check_head(layer: int, head: int) -> None:
     """Raise ValueError for numbers of a layer and a head that no model has."""
     if not all(0 <= number < MAX_INDEX and not isinstance(number, bool) for number in (layer, head)):
         raise ValueError(f"no model has layer {quote(layer)} and head {quote(head)}")
+
+
+def check_in_shape(heads: Iterable[Head], shape: tuple[int, int] | None) -> None:
+    """Raise ValueError for a head that a model of this shape, its number of layers and of heads, does not have."""
+    if shape and (outside := [head for head in heads if head[0] >= shape[0] or head[1] >= shape[1]]):
+        raise ValueError(f"{format_head(*outside[0])} is not in shape {[*shape]}. Remove the head, or correct shape")
 
 
 def format_head(layer: int, head: int) -> str:

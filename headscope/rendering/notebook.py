@@ -15,6 +15,7 @@ import plotly.io as pio
 from markupsafe import Markup
 from plotly.io.base_renderers import PlotlyRenderer
 
+from headscope.base.heads import check_statistic
 from headscope.base.user_input import check_path, quote
 from headscope.errors import BadInput, did_you_mean
 from headscope.plots.style import GRAPH_CONFIG
@@ -27,6 +28,7 @@ from headscope.results.collection import all_results, results_of_all_models
 from headscope.results.table import results_table
 from headscope.runs import summary
 from headscope.runs.run import Run
+from headscope.runs.run_tables import check_model
 from headscope.runs.summary import default_model
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
@@ -222,10 +224,7 @@ def head(run: Run, layer: int, head: int, model: str = "") -> NotebookCharts:
     Raises BadInput for an unknown model or head.
     """
     model = model or default_model(run)
-    if model not in run.models:
-        raise BadInput(
-            f"{run.name} has no model '{model}'{did_you_mean(model, run.models)}. Use one of: {', '.join(run.models)}"
-        )
+    check_model(run, model)
     if not head_mask(run.heads, layer, head).any():
         raise BadInput(f"{run.name} has no head {head} in layer {layer}. Use a head of run.heads")
     first, more = assembly.head_sentences(run, model, layer, head)
@@ -237,11 +236,10 @@ def to_latex(run: Run, statistics: Sequence[str], count: int, model: str | None)
     """A LaTeX tabular of the top heads by the first statistic, or of the models without statistics."""
     frame = summary.model_table(run)
     if statistics:
+        for name in statistics:
+            check_statistic(run.heads, name)
         top = [*run.top_heads(statistics[0], count, model)]
         heads = run.heads[run.heads["model"] == (model or run.models[0])].set_index(["layer", "head"])
-        if unknown := next((name for name in statistics if name not in heads), None):
-            suggestion = did_you_mean(str(unknown), map(str, heads))
-            raise BadInput(f"no statistic '{unknown}' in this run{suggestion}. Use a column of run.heads")
         ends = [f"{name}_{end}" for name in statistics for end in ("low", "high") if f"{name}_{end}" in heads]
         frame = heads.loc[top, [*statistics, *ends]].reset_index()
     table = statistics_table("", frame)

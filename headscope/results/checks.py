@@ -183,10 +183,10 @@ def _models_with_statistic(run: Run, check: Check) -> list[str]:
             f"check '{check.title}': no statistic '{name}' in this run"
             f"{did_you_mean(name, filter(is_statistic, map(str, heads)))}. Use a column of run.heads"
         )
-    if check.model is not None:
-        return [check.model]
-    measured = heads.dropna(subset=[name])["model"].astype(str).unique()
-    return [model for model in run.models if model in measured]
+    measured = {*heads.dropna(subset=[name])["model"]}
+    if models := [model for model in run.models if model in measured and check.model in (None, model)]:
+        return models
+    raise BadInput(f"check '{check.title}': '{name}' has no value in {check.model or 'any model'}. Use another one")
 
 
 def _change(runs: RunPair, check: Check, result: Result) -> Change:

@@ -16,9 +16,7 @@ from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from headscope.base.bins import in_last_octave
 from headscope.base.heads import EXACT, method_column
-
-HEAD_KEYS = ["model", "layer", "head", "kv_group"]
-"""Key columns of the per-head table."""
+from headscope.base.heads import HEAD_KEYS as HEAD_KEYS
 
 BOOTSTRAP_DRAWS = 2000
 MAX_RESAMPLED_VALUES = 2**20

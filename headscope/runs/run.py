@@ -59,10 +59,12 @@ class Run(RunTables):
     def top_heads(self, statistic: str, count: int, model: str | None = None) -> HeadSet:
         """The `count` heads of the largest `statistic`, a column of `run.heads`, in `model` (needed if there are
         several). Measured values come before estimates; a warning says if estimates enter the list or could change
-        it."""
+        it, or if fewer heads have a value."""
         label = self.models[0] if model is None and len(self.models) == 1 else model
         heads = HeadSet.top(self.heads, statistic, count, label)
         heads = replace(heads, model_digests=summary.model_identity(self, str(label)).weights)
+        if len(heads) < count:
+            log.warning("only %d of the top %d heads: '%s' has no value in others", len(heads), count, statistic)
         if "estimates" in heads.source:
             log.warning("%s. Measure with method exact, or a larger verify_top", heads.source)
         return heads

@@ -81,10 +81,13 @@ class RunTables:
     def rows(self, name: str, columns: Sequence[str] | None = None, /, **values: Any) -> pd.DataFrame:
         """The rows of a table whose columns have these values, such as `run.rows("distance", layer=3, head=[1, 2])`.
 
-        Of a large table only the parts with such rows are read, and only these columns. Raises BadRun like `table`.
+        Of a large table only the parts with such rows are read, and only these columns. Raises BadRun like `table`,
+        and BadInput for a model that the run lacks.
         """
         self._require_columns(name, [*values, *(columns or ())])
         wanted = {key: _stored_values(name, key, value) for key, value in values.items()}
+        for label in wanted.get("model", ()):
+            check_model(self, label)
         if self.manifest["tables"][name]["rows"] > MAX_WHOLE_ROWS and name not in self._frames:
             return self._read(name, wanted, columns)
         frame = self.table(name)
@@ -207,6 +210,13 @@ class RunTables:
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {', '.join(self.models)}>"
+
+
+def check_model(run: RunTables, label: str) -> None:
+    """Raise BadInput for a label of no model of the run."""
+    if label not in run.models:
+        hint = did_you_mean(label, run.models)
+        raise BadInput(f"no model '{label}' in {run.name}{hint}. Use one of: {', '.join(run.models)}")
 
 
 def _stored_values(name: str, column: str, value: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from headscope.base.head_files import no_ranking, read_heads
 from headscope.base.head_set import HeadSet
-from headscope.base.heads import estimate_mask, format_unit
+from headscope.base.heads import check_statistic, estimate_mask, format_unit
 from headscope.base.model_identity import (
     NO_DIGESTS,
     AcceptedWeights,
@@ -21,7 +21,7 @@ from headscope.base.model_identity import (
     refuse_other_weights,
 )
 from headscope.errors import BadInput
-from headscope.runs.run_tables import RunTables
+from headscope.runs.run_tables import RunTables, check_model
 from headscope.runs.summary import model_identity
 
 if TYPE_CHECKING:
@@ -74,10 +74,7 @@ class HeadScores:
     def from_run(cls, run: RunTables, name: str, model: str | None = None) -> "HeadScores":
         """The scores in column `name` of `run.heads`. Raises BadInput for a column or model that the run lacks."""
         heads: pd.DataFrame = run.heads
-        keys = ["model", "layer", "head", "kv_group"]
-        names = [str(column) for column in heads if column not in keys and heads[column].dtype.kind in "fiu"]
-        if name not in names:
-            raise BadInput(f"no score '{name}' in {run.name}. Use one of: {', '.join(names)}")
+        check_statistic(heads, name)
         label = choose_model(run, model)
         rows = heads.loc[heads["model"] == label, ["layer", "head", "kv_group", name]]
         if estimated := int(estimate_mask(heads[heads["model"] == label], name).sum()):
@@ -145,9 +142,9 @@ def choose_model(run: RunTables, model: str | None) -> str:
     """The label of the model, which may be left out if the run has one. Raises BadInput for any other case."""
     if model is None and len(run.models) != 1:
         raise BadInput(f"{run.name} has {len(run.models)} models. Name one of them: {', '.join(run.models)}")
-    if model is not None and model not in run.models:
-        raise BadInput(f"no model '{model}' in {run.name}. Use one of: {', '.join(run.models)}")
-    return run.models[0] if model is None else model
+    label = run.models[0] if model is None else model
+    check_model(run, label)
+    return label
 
 
 def refuse_other_model(

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.base.heads import format_head
 from headscope.base.model_identity import AcceptedWeights
 from headscope.errors import BadInput
 from headscope.runs.run import Run
@@ -61,11 +62,16 @@ class FixedScores:
         return scores.model_digests.label or scores.model
 
     def by_head(self, label: str, geometry: Any) -> pd.DataFrame:
-        """Layer, head, kv_group and score of every head; heads without a score come before all others."""
+        """Layer, head, kv_group and score of every head. Raises BadInput for a list of some heads: the order of the
+        others is unknown."""
         rows = match_heads(self._scores[label], geometry, label)
-        rows = model_heads(geometry).merge(rows, how="left")
-        scores = self._sign * rows["score"]
-        return rows.assign(score=scores.fillna(scores.min() - 1))
+        if len(rows) < len(heads := model_heads(geometry)):
+            first = heads.merge(rows, how="left").query("score.isna()").iloc[0]
+            raise BadInput(
+                f"order '{self.order}' names {len(rows)} of the {len(heads)} heads of model '{label}', and not "
+                f"{format_head(int(first['layer']), int(first['head']))}. Give a score for every head"
+            )
+        return rows.assign(score=self._sign * rows["score"])
 
 
 def measured_scores(rows: pd.DataFrame, order: str) -> pd.DataFrame:

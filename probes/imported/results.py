@@ -32,9 +32,10 @@ LISTED_MEASURES, LISTED_HEADS = 3, 5
 def results(run: Run) -> Iterator[Result]:
     """The top heads, and the strongest rank correlation with a measure of the run, for each model."""
     for label in default_models(run):
-        if NAME in run.heads and len(top := run.top_heads(NAME, LISTED_HEADS, label)):
+        count = int(run.heads.loc[run.heads["model"] == label, NAME].count()) if NAME in run.heads else 0
+        if count:
+            top = run.top_heads(NAME, min(count, LISTED_HEADS), label)
             scores = dict(zip(top.identifiers, top.weights or (), strict=True))
-            count = int(run.heads.loc[run.heads["model"] == label, NAME].count())
             yield Result(question="imported.top_heads", n=count, model=label, details={"top": scores})
         rows = correlations(run.heads, label).head(LISTED_MEASURES)
         if rows.empty:

@@ -120,7 +120,8 @@ class InfluenceOptions(Options):
 
 def _normalize_heads(set_name: str, head_names: list[str]) -> list[str]:
     if not set_name or not head_names:
-        raise ValueError(f"head set '{set_name}' lacks a name or heads. Write it as induction=L5H1,L6H3")
+        problem = f"the set of {','.join(head_names)} has no name" if head_names else f"set '{set_name}' has no heads"
+        raise ValueError(f"{problem}. Write it as induction=L5H1,L6H3")
     try:
         return [format_head(*head) for head in HeadSet.parse(head_names).heads]
     except ValueError as error:
