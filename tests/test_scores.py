@@ -283,7 +283,7 @@ def test_lists_of_a_published_retrieval_head_file_are_averaged(tmp_path: Path) -
     [
         (("duo", "retrieval", None, {}), ("4 models", "base")),
         (("duo", "retrieval", "other", {}), ("'other'", "base")),
-        (("duo", "nothing", "base", {}), ("'nothing'", "retrieval")),
+        (("duo", "nothing", "base", {}), ("'nothing'", "numbers about heads")),
         (("duo", None, "base", {}), ("duo", "--score", "COLUMN")),
         (("longrope", "retrieval", "base", {}), ("longrope", "'retrieval'", "--score")),
         (("zip", "retrieval", "base", {}), ("'zip'", "duo", "retrieval-head")),

@@ -27,7 +27,7 @@ from pydantic_core import PydanticKnownError
 from headscope.base import input_files, plugins, user_input
 from headscope.base.model_spec import ModelSpec
 from headscope.base.user_input import MAX_DOCUMENTS, MAX_LENGTH, MAX_SEED, MAX_WORKERS
-from headscope.errors import BadInput, BadOption, OptionError, OptionName
+from headscope.errors import BadInput, BadOption, OptionError, OptionName, ResourceMissing
 from headscope.prompts.shakespeare import DEFAULT_SOURCE, expand_source
 from headscope.prompts.special_tokens import BosChoice
 from headscope.study.option_rules import Excludes, Needs, Rule, annotation_classes, first_fault, rules_of
@@ -286,8 +286,8 @@ def study_type() -> type[Study]:
 def read_study(file: Path | str | None, overrides: Mapping[str, Any]) -> Study:
     """Read a study from a YAML file and apply overrides (a None override is absent; dicts merge key by key).
 
-    `models` in the overrides replace those of the file. Raises BadInput with the file, the key and, for an unknown key,
-    the most similar known one.
+    `models` in the overrides replace those of the file. Raises ResourceMissing without the file, BadInput with the
+    file, the key and, for an unknown key, the most similar known one.
     """
     source_name = f"study file '{file}'" if file is not None else "study"
     content: Any = {}
@@ -295,7 +295,7 @@ def read_study(file: Path | str | None, overrides: Mapping[str, Any]) -> Study:
         try:
             content = input_files.read_yaml(user_input.expand_path(file, "study file"), source_name)
         except FileNotFoundError as error:
-            raise BadInput(f"no {source_name}. Check the path") from error
+            raise ResourceMissing(f"no {source_name}. Check the path") from error
         if not isinstance(content, dict):
             raise BadInput(f"{source_name} has no keys. Add a probe, e.g. measure: {{lengths: [2048]}}")
     if overrides.get("models"):
@@ -335,7 +335,7 @@ def build_study(content: Mapping[str, Any], source_name: str = "study") -> Study
         raise BadOption(source_name, *first_fault(error, study_type())) from error
 
 
-LABEL_PATTERN = r"(?=[^=]*\w)[\w .+-]+"
+LABEL_PATTERN = r"(?=[^=]*\w)[\w.+-](?:[\w .+-]*[\w.+-])?"
 """Pattern of a model's label."""
 
 

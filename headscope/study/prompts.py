@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from hashlib import sha256
 from typing import Any
 
-from headscope.base import user_input
+from headscope.base import input_files, user_input
 from headscope.errors import BadInput, ResourceMissing
 from headscope.prompts import texts
 from headscope.prompts.haystack import Haystack
@@ -66,12 +66,12 @@ def read_prompt(options: PromptOptions) -> tuple[str, str] | None:
         name, text = "prompt", options.prompt
     elif options.prompt_file is not None:
         file = user_input.expand_path(options.prompt_file, "prompt file")
-        if file.exists() and not file.is_file():
-            raise BadInput(f"prompt file {user_input.quote(options.prompt_file)} is a folder. Give the path of a file")
-        if not file.is_file():
+        try:
+            text = input_files.read_text_file(file, f"prompt file {user_input.quote(options.prompt_file)}")
+        except FileNotFoundError as error:
             location = f"{user_input.quote(options.prompt_file)} (from {user_input.working_directory()})"
-            raise ResourceMissing(f"no prompt file at {location}. Check the path")
-        name, text = f"prompt/{file.name}", next(texts.read_documents(f"file:{file}")).text
+            raise ResourceMissing(f"no prompt file at {location}. Check the path") from error
+        name = f"prompt/{file.name}"
         try:
             check_prompt(text)
         except ValueError as error:

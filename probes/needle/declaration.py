@@ -24,6 +24,7 @@ class NeedleOptions(Options):
         Needs("heads", "ablate_top", "the sizes of the sets to ablate, e.g. 5,10"),
         Excludes("rank_by", "heads", "scores of a file rank its heads"),
         Needs("ablate_top", "heads mode=strict", "mode wu ranks no heads"),
+        Needs("ablation draws weights", "ablate_top", "the sizes of the sets to ablate, e.g. 5,10"),
         Needs("rank_by=attribution", "attribution", "heads are ranked by what is measured"),
     )
 

@@ -18,6 +18,7 @@ from headscope.decomposition.token_pairs import pair_logits
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.observe import FinishedPass
+from headscope.interventions.heads import layer_heads
 from headscope.measures.circuits import (
     CompositionNull,
     composition_scores,
@@ -88,7 +89,9 @@ class WeightsRunner:
         return cells
 
     def _check_rows(self, label: str) -> None:
-        """Refuse rows beyond a text, and texts in which no row is a far row, before any weight is read."""
+        """Refuse heads that the model lacks, rows beyond a text, and texts without a far row, before any work."""
+        if self.options.heads:
+            layer_heads(self.context.model(label), self.options.heads)
         shortest, rows = min(self.texts.lengths(label)), self.options.query_rows
         if rows and max(rows) >= shortest:
             raise BadInput(

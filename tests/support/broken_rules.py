@@ -16,6 +16,7 @@ Values = dict[str, Any]
 ENGINE = "engine"
 EXAMPLES: Mapping[str, list[Any]] = {
     "ablate_top": [[2]],
+    "ablation": [["uniform"]],
     "heads": [["L0H1"]],
     "estimate_order": [1],
     "influence.heads": [{"a": ["L0H1"]}],
