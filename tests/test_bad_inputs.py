@@ -285,7 +285,7 @@ PLAIN = [
         "'file:nowhere.txt'",
         *("run", Yaml("texts: 'file:nowhere.txt'\nmodels: {x: '{place}/tiny'}\nmeasure: {}"), "--docs", 2),
     ),
-    case(2, "{place}/none.yaml", "run", "{place}/none.yaml"),
+    case(3, "{place}/none.yaml", "run", "{place}/none.yaml"),
     case(2, ("'{place}'", "regular"), "run", "{place}"),
     case(2, "File name too long", "run", LONG, name="long study"),
     case(2, ("'~no-such-user/study.yaml'", "home directory"), "run", "~no-such-user/study.yaml"),
@@ -334,7 +334,7 @@ PLAIN = [
     case(2, ("--prompts", "empty"), "budget", "--prompts", ","),
     model(2, ("{place}/config-list", "[1]", "JSON object"), "{place}/config-list"),
     model(2, ("{place}/config-broken", "line 1", "column 2"), "{place}/config-broken"),
-    case(2, ("'{place}/texts'", "folder"), "patterns", *TINY[:2], "--prompt-file", "{place}/texts"),
+    case(2, ("'{place}/texts'", "regular"), "patterns", *TINY[:2], "--prompt-file", "{place}/texts"),
     case(2, ("detectors.prompt", "string", 5), "detectors", "--config", Yaml("detectors: {prompt: 5}")),
     case(
         2, ("'noise:-1'", "negative", "noise:1"), "ablate", "--pairs", "ioi", "--heads", "L0H0", "--kinds", "noise:-1"
@@ -715,7 +715,7 @@ INTERFACES = [
     ),
     case(
         2,
-        ("control.txt", r"'a\x00b'", "control character"),
+        ("control.txt", "zero bytes"),
         "patterns",
         *TINY[:2],
         "--prompt-file",
