@@ -302,7 +302,7 @@ def test_any_other_text_is_refused_in_one_line(text: str) -> None:
 BLOCKS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "influence": ("components", {}, NOT_OF_DOCUMENTS),
     "ablation": ("kinds", {"pairs": ["ioi"]}, {}),
-    "needle": ("ablation", {}, NOT_IN_GENERATION),
+    "needle": ("ablation", {"ablate_top": [2]}, NOT_IN_GENERATION),
 }
 
 
