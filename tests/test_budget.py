@@ -542,6 +542,7 @@ def score_files(place: Path) -> Path:
         lines = ["\t".join(map(str, row)) for row in rows]
         (folder / name / "full_attention_heads.tsv").write_text("\n".join(lines))
     (folder / "heads.json").write_text(json.dumps({f"{layer}-{head}": [1] for layer in range(5) for head in range(4)}))
+    (folder / "some.json").write_text('{"0-0": [1]}')
     (folder / "twice.json").write_text('{"0-0": [1], "00-0": [2]}')
     return folder
 
@@ -561,6 +562,7 @@ def score_files(place: Path) -> Path:
         (("other", "5 layers", "3 KV groups", "'base'", "4 layers", "2 KV groups"), "--orders file:other"),
         (("heads.json", "5 layers", "'base'", "4 layers", "4 heads"), "--orders file:heads.json"),
         (("nan", "0.g1"), "--orders file:nan"),
+        (("1 of the 16 heads", "L0H1", "'base'"), "--orders file:some.json"),
         (("text", "'a'"), "--orders file:text"),
         (("twice", "L0H0"), "--orders file:twice.json"),
         (("orders", "'other'"), "--orders file:other,file:other.csv"),

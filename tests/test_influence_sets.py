@@ -172,6 +172,7 @@ def test_flag_and_study_file_give_the_same_run() -> None:
         ("L1H2", ("'L1H2'", "induction=L5H1,L6H3")),
         ({}, (1,)),
         ("a=L1H1;a=L2H2", ("'a'", "twice")),
+        ("=L0H1", ("L0H1", "no name", "induction=L5H1,L6H3")),
     ],
 )
 def test_unknown_head_set_is_refused_by_name(heads: Any, named: tuple[object, ...]) -> None:

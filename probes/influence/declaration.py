@@ -109,6 +109,8 @@ class InfluenceOptions(Options):
         names = [name.strip() for name, _, _ in sets]
         if repeated := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"the set '{repeated[0]}' occurs twice. Name each set once")
+        if unnamed := [heads for name, _, heads in sets if not name.strip()]:
+            raise ValueError(f"the set of {unnamed[0].strip()} has no name. Write it as induction=L5H1,L6H3")
         return {name.strip(): [head.strip() for head in heads.split(",") if head.strip()] for name, _, heads in sets}
 
     @field_validator("heads")
@@ -119,9 +121,8 @@ class InfluenceOptions(Options):
 
 
 def _normalize_heads(set_name: str, head_names: list[str]) -> list[str]:
-    if not set_name or not head_names:
-        problem = f"the set of {','.join(head_names)} has no name" if head_names else f"set '{set_name}' has no heads"
-        raise ValueError(f"{problem}. Write it as induction=L5H1,L6H3")
+    if not head_names:
+        raise ValueError(f"set '{set_name}' has no heads. Write it as induction=L5H1,L6H3")
     try:
         return [format_head(*head) for head in HeadSet.parse(head_names).heads]
     except ValueError as error:
