@@ -73,7 +73,7 @@ class WeightsRunner:
         options = self.options
         cells: list[Cell] = []
         for label in self.context.labels:
-            self._check_rows(label)
+            self._check_heads_and_rows(label)
             if TEXT_PARTS & {*options.parts}:
                 for length, number, name in self._texts(label):
                     text_pass = TextPass.over(self._documents(label)[number].ids[:length], number)
@@ -88,7 +88,7 @@ class WeightsRunner:
                 cells.append(Cell(f"{name}, heads", label, 4 * pass_cost(length), _HeadsWork(length, number)))
         return cells
 
-    def _check_rows(self, label: str) -> None:
+    def _check_heads_and_rows(self, label: str) -> None:
         """Refuse heads that the model lacks, rows beyond a text, and texts without a far row, before any work."""
         if self.options.heads:
             layer_heads(self.context.model(label), self.options.heads)
